@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import netCDF4
 import numpy as np
 
 from galileo.optional_imports import library
 
+Attributes: TypeAlias = dict[str, Any]
+
 LEVELS = 5
-_TIME = {"standard_name": "time", "axis": "T"}
-_LATITUDE = {"units": "degrees_north", "standard_name": "latitude", "axis": "Y"}
-_LONGITUDE = {"units": "degrees_east", "standard_name": "longitude", "axis": "X"}
+_TIME: Attributes = {"standard_name": "time", "axis": "T"}
+_LATITUDE: Attributes = {"units": "degrees_north", "standard_name": "latitude", "axis": "Y"}
+_LONGITUDE: Attributes = {"units": "degrees_east", "standard_name": "longitude", "axis": "X"}
 _KELVIN = {"units": "K", "standard_name": "air_temperature"}
 _GRID = ("latitude", "longitude")
 _RUN = {"standard_name": "forecast_reference_time", "units": "hours since 2024-01-10"}
 _ARGO_DAYS = {"units": "days since 1950-01-01 00:00:00 UTC", "conventions": "Relative julian days"}
-_IOOS_FLAGS = {
+_IOOS_FLAGS: Attributes = {
     "flag_values": np.arange(10, dtype="i1"),
     "flag_meanings": "no_qc_performed good_data probably_good_data "
     "bad_data_that_are_potentially_correctable bad_data value_changed not_used not_used_2 "

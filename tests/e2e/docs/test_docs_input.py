@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
+import pandas as pd
 import pytest
+import sensor_files
+import xarray as xr
 from click.testing import CliRunner
 
 import galileo
 from galileo.cli.main import main
+from galileo.optional_imports import library
 
 PAGE = Path(__file__).parents[3] / "docs" / "input.md"
 FILES = {
@@ -57,12 +63,123 @@ ANSWERS = {
 """Of the one row that each query finds, some values."""
 
 
+Frame: TypeAlias = pd.DataFrame
+
+
+def write_sensor_files() -> None:
+    sensor_files.write_argo(Path("R6901472_001.nc"))
+    sensor_files.write_adcp(Path("41001.nc"))
+    sensor_files.write_glider(Path("ru29_20240110T000000Z.nc"))
+    sensor_files.write_stations(Path("stations.nc"))
+    sensor_files.write_members(Path("ensemble.nc"))
+    sensor_files.write_member_messages(Path("ensemble.grib2"))
+    sensor_files.write_run(Path("run_00.nc"), start=0)
+    sensor_files.write_run(Path("run_06.nc"), start=6)
+
+
+def read_by_xarray(file: str) -> Frame:
+    """A row for each value of a file, with names in lower-case letters."""
+    with xr.open_dataset(file) as dataset:
+        if "row_size" in dataset:
+            counts = dataset["row_size"].values
+            dataset = dataset.drop_vars("row_size")
+            for name in ("lat", "lon", "station_name"):
+                dataset[name] = ("obs", np.repeat(dataset[name].values, counts))
+        if "juld" in map(str.lower, map(str, dataset)):
+            dataset = dataset.rename(JULD="time")
+        one_value = {dim: 0 for dim in ("N_HISTORY", "N_PARAM") if dim in dataset.dims}
+        frame = dataset.isel(one_value).to_dataframe().reset_index()
+    names = {"lat": "latitude", "lon": "longitude"}
+    renamed: Frame = frame.rename(columns=lambda name: names.get(name.lower(), name.lower()))
+    return renamed
+
+
+def read_by_eccodes(file: str) -> Frame:
+    eccodes, parts = library("eccodes", purpose="this test"), []
+    with Path(file).open("rb") as opened:
+        while (handle := eccodes.codes_grib_new_from_file(opened)) is not None:
+            keys = {"latitude": "latitudes", "longitude": "longitudes", "t2m": "values"}
+            part = {name: eccodes.codes_get_array(handle, key) for name, key in keys.items()}
+            member = eccodes.codes_get(handle, "perturbationNumber")
+            parts.append(pd.DataFrame(part).assign(member=member, time="2024-01-10T06:00"))
+            eccodes.codes_release(handle)
+    return pd.concat(parts).astype({"time": "datetime64[us]", "t2m": "float32"})
+
+
+def read_runs() -> Frame:
+    parts = []
+    for start in (0, 6):
+        frame = read_by_xarray(f"run_{start:02}.nc")
+        lead = (frame["time"] - pd.Timestamp("2024-01-10") - pd.Timedelta(start, "h")).dt
+        reference = pd.Timestamp("2024-01-10").timestamp() + 3600 * start
+        parts.append(frame.assign(lead_time=lead.total_seconds() / 3600, reference_time=reference))
+    return pd.concat(parts)
+
+
+MEASURED: dict[str, tuple[Callable[[], Frame], list[str], Callable[[Frame], Any]]] = {
+    "floats": (
+        lambda: read_by_xarray("R6901472_001.nc"),
+        ["pres", "temp", "psal", "temp_adjusted", "cycle_number"],
+        lambda frame: (frame["pres"] < 100) & (frame["temp_qc"] == b"1"),
+    ),
+    "currents": (
+        lambda: read_by_xarray("41001.nc"),
+        ["u", "v", "depth"],
+        lambda frame: (frame["depth"] < 60) & (frame["u"] > 10),
+    ),
+    "gliders": (
+        lambda: read_by_xarray("ru29_20240110T000000Z.nc"),
+        ["temperature", "salinity", "depth", "temperature_qc", "profile_id"],
+        lambda frame: (frame["depth"] > 5) & (frame["temperature_qc"] == 1),
+    ),
+    "towns": (
+        lambda: read_by_xarray("stations.nc"),
+        ["temperature"],
+        lambda frame: frame["station_name"].map(bytes.strip) == b"Alp",
+    ),
+    "members": (
+        lambda: read_by_xarray("ensemble.nc"),
+        ["t2m", "number"],
+        lambda frame: (frame["number"] == 2) & (frame["t2m"] > 275),
+    ),
+    "perturbed": (
+        lambda: read_by_eccodes("ensemble.grib2"),
+        ["t2m", "member"],
+        lambda frame: (frame["member"] == 2) & (frame["t2m"] > 272.5),
+    ),
+    "forecasts": (
+        read_runs,
+        ["t2m", "lead_time", "reference_time"],
+        lambda frame: frame["lead_time"] < 6,
+    ),
+}
+"""Of each dataset: what another library reads, the features to compare, and the query."""
+
+
 @pytest.fixture
 def no_datasets(client: galileo.Client) -> Iterator[None]:
     """Other pages use the names of the datasets for their own."""
     yield
-    for name in {schema.name for schema in client.datasets()} & ANSWERS.keys():
+    for name in {schema.name for schema in client.datasets()} & {*ANSWERS, *MEASURED}:
         client.drop_dataset(name)
+
+
+def run_commands(cluster: galileo.LocalCluster, heading: str) -> dict[str, list[dict[str, Any]]]:
+    """Runs the commands of a section; returns the rows of each query by its dataset."""
+    section = PAGE.read_text().split(f"# {heading}\n")[1]
+    block = re.search(r"```console\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    rows = {}
+    nodes = [word for address in cluster.addresses for word in ("--node", address)]
+    for line in block[1].splitlines():
+        if not line.startswith("galileo"):
+            continue
+        words = [word.removesuffix(".gz") for word in shlex.split(line)[1:]]
+        done = CliRunner().invoke(main, [*nodes, *words, "--json"])
+        assert done.exit_code == 0, done.output
+        if words[0] == "read":
+            rows[words[1]] = json.loads(done.stdout)["rows"]
+    return rows
 
 
 @pytest.mark.usefixtures("no_datasets")
@@ -72,18 +189,59 @@ def test_commands_lead_from_a_file_to_its_first_query(
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
-    section = PAGE.read_text().split("### Files of well-known sources")[1]
-    block = re.search(r"```console\n(.*?)```", section, re.DOTALL)
-    assert block is not None
     answers = {}
-    nodes = [word for address in cluster.addresses for word in ("--node", address)]
-    for line in block[1].splitlines():
-        if not line.startswith("galileo"):
-            continue
-        words = [word.removesuffix(".gz") for word in shlex.split(line)[1:]]
-        done = CliRunner().invoke(main, [*nodes, *words, "--json"])
-        assert done.exit_code == 0, done.output
-        if words[0] == "read":
-            [row] = json.loads(done.stdout)["rows"]
-            answers[words[1]] = {name: row[name] for name in ANSWERS[words[1]]}
+    for dataset, [row] in run_commands(cluster, "Files of well-known sources").items():
+        answers[dataset] = {name: row[name] for name in ANSWERS[dataset]}
     assert answers == ANSWERS
+
+
+@pytest.mark.usefixtures("no_datasets")
+def test_commands_store_what_other_libraries_read_in_files_of_sensors_and_models(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sensor_files()
+    answers = run_commands(cluster, "Files of sensors and models")
+    assert answers.keys() == MEASURED.keys()
+    for dataset, (read, features, matches) in MEASURED.items():
+        wanted, names = read(), ["latitude", "longitude", "time", *features]
+        wanted = wanted.dropna(subset=features[:2], how="all")
+        stored = client.select(dataset).to_pandas()[names]
+        stored["time"] = stored["time"].dt.tz_localize(None)
+        expected = wanted[names].astype(dict(stored.dtypes))
+        stored, expected = (
+            each.sort_values(names, ignore_index=True) for each in (stored, expected)
+        )
+        pd.testing.assert_frame_equal(stored, expected)
+        assert 0 < len(answers[dataset]) == matches(wanted).sum() < len(wanted), dataset
+
+
+@pytest.mark.usefixtures("no_datasets")
+def test_commands_name_dimensions_and_units_that_do_not_fit(
+    cluster: galileo.LocalCluster,
+    client: galileo.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sensor_files.write_adcp(Path("41001.nc"))
+    client.create_dataset(galileo.Schema("currents", [galileo.Feature("u", unit="K")]))
+    mistakes = {
+        "ingest bins 41001.nc --create --rows dept": ("unknown_property", {"dimension": "dept"}),
+        "ingest currents 41001.nc --map u=u@depth:26": (
+            "incompatible_units",
+            {"unit": "K", "got": "cm s-1", "feature": "u"},
+        ),
+    }
+    for words, (kind, details) in mistakes.items():
+        line = ["--node", cluster.addresses[0], "--json", *words.split()]
+        done = CliRunner().invoke(main, line)
+        assert done.exit_code == 2, done.output
+        error = json.loads(done.stderr.splitlines()[-1])["error"]
+        assert error["kind"] == kind, error
+        assert details.items() <= error["details"].items()
+    assert client.count("currents") == 0
+    assert "bins" not in {schema.name for schema in client.datasets()}
