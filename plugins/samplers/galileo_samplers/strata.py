@@ -134,7 +134,10 @@ class ByInterval:
                 option="edges",
             )
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        intervals = np.searchsorted(np.asarray(self.edges), values, side="right")
+        edges = np.asarray(self.edges, dtype=np.float64)
+        if pa.types.is_float32(column.type):  # As in conditions, 4.7 is the 4.7 of 32 bits.
+            edges = edges.astype(np.float32).astype(np.float64)
+        intervals = np.searchsorted(edges, values, side="right")
         missing = column.is_null().to_numpy(zero_copy_only=False)
         return np.where(missing, -1, intervals).astype(np.int64)
 

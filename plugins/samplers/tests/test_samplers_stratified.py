@@ -2,6 +2,7 @@ import math
 from collections import defaultdict
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from expected_errors import raises
 from galileo_samplers import Stratified
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from galileo import samplers
 from galileo.errors import InputError
 from galileo.labels import LabelSet
+from galileo.model.schema import Feature, Schema
 from galileo.model.times import seconds
 from galileo.testing.conformance import SamplerConformance, sample_labels
 
@@ -304,3 +306,41 @@ def test_stratified_fraction_has_scope_commit():
 def test_stratified_invalid_quotas_raises(options, option):
     with raises(InputError, option=option):
         Stratified(**options)
+
+
+def labels_of_32_bits(values):
+    """A label for each value of a feature of 32-bit floats, in commits of their own, with flags."""
+    flags = Feature("qc", type="int", flags={1: "good", 4: "bad"})
+    schema = Schema("sea", [Feature("t", type="float32"), flags])
+    count = len(values)
+    columns = {
+        "cell": np.arange(count, dtype=np.uint64),
+        "t": pa.array(values, pa.float32()),
+        "qc": [1 + 3 * (row % 2) for row in range(count)],
+        "rows": [1] * count,
+        "row": [0] * count,
+    }
+    names = schema.label_schema.names
+    zeros = {name: [0] * count for name in names if name not in columns}
+    zeros |= {"sequence": range(1, count + 1)} if "sequence" in names else {}
+    table = pa.table({**zeros, **columns}).select(names).cast(schema.label_schema)
+    return LabelSet(schema, table)
+
+
+def test_values_of_32_bits_are_in_the_interval_that_begins_with_them():
+    values = [0.1, 4.3, 4.7, 17.9, 290.7]
+    labels = labels_of_32_bits(values)
+    for place, value in enumerate(values):
+        quotas = {f"{value:g}": 100}
+        sampler = Stratified(by="feature", feature="t", edges=[value], quotas=quotas)
+        assert sampler.merge(labels, seed=1).tolist() == [False] * place + [True] * (5 - place)
+
+
+@pytest.mark.parametrize(
+    ("feature", "quotas", "kept"),
+    [("t", {"4.7": 9}, [False, True, True, False]), ("qc", {"4": 9}, [False, True, False, True])],
+)
+def test_values_of_32_bits_and_flags_are_strata_by_their_short_texts(feature, quotas, kept):
+    labels = labels_of_32_bits([0.1, 4.7, 4.7, None])
+    sampler = Stratified(by="feature", feature=feature, quotas=quotas)
+    assert sampler.merge(labels, seed=1).tolist() == kept
