@@ -94,7 +94,7 @@ class _File:
         self._readers = readers
         self._path = path
         facts = {name: value for name, value in asdict(mapping).items() if name != "csv"}
-        self._request = {"path": str(path), "format": format, "mapping": facts}
+        self._request = {"path": str(path.absolute()), "format": format, "mapping": facts}
 
     def reader(self) -> Reader:
         process = self._readers.acquire()

@@ -95,6 +95,15 @@ def test_reader_pool_reuses_a_process(readers: ReaderPool, weather: Path, field:
     assert again is first
 
 
+def test_reader_pool_reads_relative_paths_after_a_change_of_directory(
+    readers: ReaderPool, weather: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = readers.opener("netcdf")
+    assert opened(weather, EMPTY).variables()
+    monkeypatch.chdir(weather.parent)
+    assert opened(Path(weather.name), EMPTY).variables()
+
+
 @pytest.mark.slow
 def test_reader_pool_interleaved_files_are_read(readers: ReaderPool, weather: Path) -> None:
     one, other = (readers.opener("netcdf")(weather, EMPTY) for _ in range(2))
