@@ -13,7 +13,7 @@ from galileo.formats.csv_options import CsvOptions
 from galileo.formats.geojson import open_geojson
 from galileo.formats.grid_options import GridOptions
 from galileo.formats.mapping import Mapping
-from galileo.formats.ndjson import open_ndjson
+from galileo.formats.ndjson import is_json_array, open_ndjson
 from galileo.formats.reader import Reader
 from galileo.formats.source import Source
 from galileo.formats.subprocess_reader import ReaderPool
@@ -50,7 +50,10 @@ READERS: dict[str, Format] = {
         "GeoJSON", open_geojson, suffixes=(".geojson", ".json"), is_gzip_allowed=True
     ),
     "ndjson": Format(
-        "JSON lines", open_ndjson, suffixes=(".ndjson", ".jsonl"), is_gzip_allowed=True
+        "JSON lines, JSON array",
+        open_ndjson,
+        suffixes=(".ndjson", ".jsonl", ".json"),
+        is_gzip_allowed=True,
     ),
     "parquet": Format("Parquet", open_parquet, magic=(b"PAR1",)),
     "arrow": Format("Arrow", open_arrow, magic=(b"ARROW1", b"\xff\xff\xff\xff")),
@@ -141,9 +144,15 @@ def detect(path: Path) -> str:
     suffix, is_gzip = path.suffix.lower(), False
     if suffix == ".gz":
         suffix, is_gzip = Path(path.stem).suffix.lower(), True
-    for name, known in READERS.items():
-        if suffix in known.suffixes and (known.is_gzip_allowed or not is_gzip):
-            return name
+    names = [
+        name
+        for name, known in READERS.items()
+        if suffix in known.suffixes and (known.is_gzip_allowed or not is_gzip)
+    ]
+    if len(names) > 1:  # In JSON, the first character tells an array from a GeoJSON object.
+        return "ndjson" if is_json_array(path) else "geojson"
+    if names:
+        return names[0]
     titles = [known.title for known in READERS.values() if known.is_gzip_allowed]
     raise InputError(
         f"cannot detect the format of {path}: give it as one of {', '.join(FORMATS)}; "

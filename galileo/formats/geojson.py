@@ -17,7 +17,7 @@ import pyarrow.json as pj
 
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import check_width, is_identifier, typed_reader
-from galileo.formats.json_scan import SCAN_BYTES, check_json
+from galileo.formats.json_scan import SCAN_BYTES, check_json, lines_of_array
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory_file import is_memory_file
 from galileo.formats.reader import NOWHERE, Reader
@@ -67,12 +67,13 @@ def json_reader(table: pa.Table, mapping: Mapping, others: tuple[str, ...] = ())
     return replace(reader, coordinates=where, infos=infos, others=(*reader.others, *others))
 
 
-def read_json(path: Path, title: str) -> pa.Table:
+def read_json(path: Path, title: str, *, is_array_allowed: bool = False) -> pa.Table:
     """The objects of a file as rows, with times as texts.
 
     Args:
         path: of the file, plain or gzip by its name.
         title: of its format, for messages.
+        is_array_allowed: whether the objects may be those of an array.
 
     Returns:
         The table; it has no columns if the file is empty or blank.
@@ -85,13 +86,14 @@ def read_json(path: Path, title: str) -> pa.Table:
         _check_text(data)
         if len(data) <= SCAN_BYTES and not data.to_pybytes().strip():
             return pa.table({})
+        data = lines_of_array(path, data) if is_array_allowed else data
         check_json(path, data)
         document = _parse(data)
         schema = pa.schema(_times_as_texts(field) for field in document.schema)
         return document if schema == document.schema else _parse(data, schema=schema)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
-            f"expected {title} of points with properties of one type each in {path}: {error}",
+            f"expected {title} with values of one type for each name in {path}: {error}",
             expected="properties_of_one_type",
         ) from error
 

@@ -1,4 +1,4 @@
-"""Counts the rows and names of a JSON text, before Arrow parses it.
+"""Counts the rows and names of a JSON text, before Arrow parses it, and makes lines of an array.
 
 Arrow makes a column of each name and gives it a value in each row. Lines of which each has a name
 of its own would take memory that grows with the square of their number. Here a text is scanned in
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ _STEPS[[ord("["), ord("{")]], _STEPS[[ord("]"), ord("}")]] = 1, -1
 _IS_BLANK = np.isin(np.arange(256), list(b" \t\r\n"))
 _IS_BETWEEN = _IS_BLANK | (np.arange(256) == ord("}"))
 """Bytes outside of objects, with the last one of each."""
+_PAIRS = np.array([256 * one + other for one, other in (b"[}", b"[]", b"},", b"}]", b",}")])
+"""What may follow what in an array of objects, where the brace that closes one stands for it."""
 
 
 def check_json(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> None:
@@ -53,15 +56,10 @@ def check_json(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> 
     These are deep nesting, values besides objects, at which the parser can end the process, and
     more names or more values than the size of the text allows.
     """
-    view, escaped, scan = memoryview(data), b"", _Scan(path)
-    view = view[len(codecs.BOM_UTF8) :] if bytes(view[:3]) == codecs.BOM_UTF8 else view
-    for start in range(0, len(view), scan_bytes):
-        piece = escaped + bytes(view[start : start + scan_bytes])
-        cut = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2
-        escaped = piece[cut:]
-        # Without escapes, a quotation mark begins or ends a text.
-        scan.add(piece[:cut].replace(rb"\\", b"\0\0").replace(rb"\"", b"\0\1"))
-    scan.add(escaped, is_last=True)
+    scan = _Scan(path)
+    for piece in _without_escapes(_without_mark(data), scan_bytes):
+        scan.add(piece)
+    scan.add(b"", is_last=True)
     size = scan.rows * len(scan.paths) * VALUE_BYTES
     most = min(BYTES_PER_BYTE * len(data) + SPARE_BYTES, unpacked_bytes_max(path))
     if size > most:
@@ -72,6 +70,72 @@ def check_json(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> 
             expected="columns",
             bound=most,
         )
+
+
+def is_array(start: bytes) -> bool:
+    """Whether a text begins with an array, after a byte order mark and blanks."""
+    return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def lines_of_array(path: Path, data: pa.Buffer, *, scan_bytes: int = SCAN_BYTES) -> pa.Buffer:
+    """The objects of an array, in lines of their own; other texts as they are.
+
+    Raises:
+        InputError: an array has other elements than objects, or is cut off.
+    """
+    view = _without_mark(data)
+    if not is_array(bytes(view[:SCAN_BYTES])):
+        return data
+    lines = np.frombuffer(view, np.uint8).copy()
+    depth, is_text, place, objects, last = 0, False, 0, 0, b""
+    for piece in filter(None, _without_escapes(view, scan_bytes)):
+        part = np.frombuffer(piece, np.uint8)
+        in_text = np.logical_xor.accumulate(part == ord('"')) ^ is_text
+        depths = depth + np.cumsum(_STEPS[part] * ~in_text, dtype=np.int32)
+        between = np.flatnonzero((depths <= 1) & ~_IS_BLANK[part])
+        marks = last + part[between].tobytes()
+        codes = np.frombuffer(marks, np.uint8).astype(np.int64)
+        wrong = np.flatnonzero(~np.isin(256 * codes[:-1] + codes[1:], _PAIRS))
+        end = int(wrong[0]) + 1 if len(wrong) else len(marks)
+        objects += marks.count(b"}", len(last), end)
+        if len(wrong):
+            raise _not_objects(path, objects, repr(chr(marks[end])))
+        lines[place + between[part[between] != ord("}")]] = ord("\n")
+        depth, is_text, place, last = (
+            int(depths[-1]),
+            bool(in_text[-1]),
+            place + len(part),
+            marks[-1:],
+        )
+    if depth or last != b"]":
+        raise _not_objects(path, objects, "the end of the text")
+    return pa.py_buffer(lines)
+
+
+def _not_objects(path: Path, objects: int, got: str) -> InputError:
+    return InputError(
+        f"expected an array of objects, [{{...}}, {{...}}], in {path}, got {got} after "
+        f"{objects:,} objects; correct or replace the file",
+        expected="objects",
+        row=objects,
+    )
+
+
+def _without_mark(data: pa.Buffer) -> memoryview:
+    """A text without its byte order mark."""
+    view = memoryview(data)
+    return view[len(codecs.BOM_UTF8) :] if bytes(view[:3]) == codecs.BOM_UTF8 else view
+
+
+def _without_escapes(view: memoryview, scan_bytes: int) -> Iterator[bytes]:
+    """Pieces in which a quotation mark begins or ends a text, with a byte for each byte."""
+    escaped = b""
+    for start in range(0, len(view), scan_bytes):
+        piece = escaped + bytes(view[start : start + scan_bytes])
+        cut = len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2
+        escaped = piece[cut:]
+        yield piece[:cut].replace(rb"\\", b"\0\0").replace(rb"\"", b"\0\1")
+    yield escaped
 
 
 class _Scan:
@@ -130,8 +194,8 @@ class _Scan:
             )
         if ((depths <= 0) & ~_IS_BETWEEN[part]).any():
             raise InputError(
-                f"expected JSON objects in {self._path}, got others; of an array of objects, "
-                "jq -c '.[]' FILE > FILE.ndjson makes JSON lines",
+                f"expected JSON objects in {self._path}, got others; an array of objects is read "
+                "in the format ndjson",
                 expected="objects",
             )
 

@@ -23,6 +23,7 @@ body name no row from the first larger one on. Also of the header of a CSV file.
 _CUT_MAX = 8
 """Characters before the end of a text at which a value that is cut off there is wrong."""
 _FEATURES = re.compile(r'"features"\s*:\s*\[')
+_ARRAY = re.compile(r"\s*\[")
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder()
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -46,7 +47,7 @@ def first_mistake(path: Path, format: str, schema: Schema) -> InvalidObservation
     is_geojson, row = format == "geojson", 0
     check = _feature_mistake if is_geojson else _values_mistake
     try:
-        for row, value in enumerate(_features(path) if is_geojson else _lines(path)):
+        for row, value in enumerate(_features(path) if is_geojson else _objects(path)):
             if found := check(value, schema):
                 column, words = found
                 place = f" in column {column!r}" if column else ""
@@ -61,11 +62,23 @@ def first_mistake(path: Path, format: str, schema: Schema) -> InvalidObservation
 def _features(path: Path) -> Iterator[Any]:
     text = path.read_text(encoding="utf-8-sig")
     start = _FEATURES.search(text)
-    if start is None:
-        if len(text) <= ROW_CHARACTERS_MAX:
-            yield _DECODER.decode(text)
-        return
-    place, begin, window = _place(text, start.end()), 0, ""
+    if start is not None:
+        yield from _elements(text, start.end())
+    elif len(text) <= ROW_CHARACTERS_MAX:
+        yield _DECODER.decode(text)
+
+
+def _objects(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8-sig") as file:
+        is_array = _ARRAY.match(file.read(ROW_CHARACTERS_MAX))
+    if not is_array:
+        return _lines(path)
+    return _elements(path.read_text(encoding="utf-8-sig"), is_array.end())
+
+
+def _elements(text: str, start: int) -> Iterator[Any]:
+    """The values of an array whose first one begins at a place."""
+    place, begin, window = _place(text, start), 0, ""
     while text[place : place + 1] != "]":
         try:
             value, end = _DECODER.raw_decode(window, place - begin)

@@ -103,7 +103,7 @@ FILES: dict[str, Expected] = {
     "json/lone_surrogate.geojson": refused(InputError, "properties_of_one_type", None),
     "json/missing_props.geojson": rows(2, ["v:float", "w:float"], PLACE, DAY, [1.0, None]),
     "json/nan_literal.geojson": rows(0, ["v:float"]),
-    "json/nd_array_top.ndjson": refused(InputError, "objects", None),
+    "json/nd_array_top.ndjson": rows(1, ["v:int"], PLACE, DAY, [1]),
     "json/nd_crlf.ndjson": rows(2, ["v:int"], PLACE, DAY, [1]),
     "json/nd_geojsonl.ndjson": refused(InputError, "json_lines", None),
     "json/nd_leadzero.ndjson": rows(1, ["site:text", "v:int"], PLACE, DAY, ["01646500", 1]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import Counter
@@ -14,7 +15,7 @@ from expected_errors import raises
 
 from galileo.errors import InputError
 from galileo.formats import json_scan
-from galileo.formats.json_scan import _Scan, check_json
+from galileo.formats.json_scan import _Scan, check_json, lines_of_array
 
 NAMES = [
     "a",
@@ -149,3 +150,73 @@ def test_names_that_differ_in_escapes_are_different(monkeypatch: pytest.MonkeyPa
     names = [f"{number:08b}".replace("0", "\\").replace("1", '"') for number in range(256)]
     text = "\n".join(json.dumps({name: 1}) for name in names)
     assert len(scanned(text.encode(), 1 << 20, monkeypatch).paths) == 256
+
+
+def laid_out(chance: random.Random, rows: list[dict[str, Any]]) -> bytes:
+    """The text of an array with blanks at random places."""
+    blank = ["", " ", "\n", " \t\r\n"]
+    mark = b"\xef\xbb\xbf" if chance.random() < 0.2 else b""
+    texts = [chance.choice(blank) + json.dumps(row) + chance.choice(blank) for row in rows]
+    return mark + f"{chance.choice(blank)}[{','.join(texts)}]{chance.choice(blank)}".encode()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_lines_of_array_are_its_objects(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = random_lines(chance)
+    text = laid_out(chance, rows)
+    lines = lines_of_array(Path("x"), pa.py_buffer(text), scan_bytes=chance.randrange(1, 40))
+    decoder, read, rest = json.JSONDecoder(), [], lines.to_pybytes().decode().lstrip()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        read, rest = [*read, value], rest[end:].lstrip()
+    assert read == rows
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_lines_of_array_refuses_what_is_no_array_of_objects(seed: int) -> None:
+    """A text that was changed in one place is refused only if it is no array of objects."""
+    chance = random.Random(seed)
+    text = bytearray(laid_out(chance, random_lines(chance)))
+    place = chance.randrange(len(text))
+    text[place : place + chance.randrange(2)] = chance.choice([b",", b"]", b"[", b"{", b"1", b'"'])
+    try:
+        value = json.loads(text.decode("utf-8-sig"))
+        is_array = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    except ValueError:
+        is_array = False
+    data, scan_bytes = pa.py_buffer(bytes(text)), chance.randrange(1, 40)
+    if is_array:
+        lines_of_array(Path("x"), data, scan_bytes=scan_bytes)
+        return
+    with contextlib.suppress(InputError):  # What is left, Arrow refuses.
+        check_json(Path("x"), lines_of_array(Path("x"), data, scan_bytes=scan_bytes))
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("[1]", 0),
+        ("[[{}]]", 0),
+        ("[[{}]", 0),
+        ('["a"]', 0),
+        ("[{},]", 1),
+        ("[{},,{}]", 1),
+        ("[{} {}]", 1),
+        ("[,{}]", 0),
+        ("[{}, {}", 2),
+        ('[{"a": "]', 0),
+        ("[{}] []", 1),
+        ("[{}] {}", 1),
+        ("[{}, null]", 1),
+    ],
+)
+def test_lines_of_array_names_the_first_wrong_element(text: str, row: int) -> None:
+    for scan_bytes in (1, 3, 100):
+        with raises(InputError, expected="objects", row=row):
+            lines_of_array(Path("x"), pa.py_buffer(text.encode()), scan_bytes=scan_bytes)
+
+
+def test_lines_of_array_leaves_other_texts_as_they_are() -> None:
+    data = pa.py_buffer(b'{"a": [1]}')
+    assert lines_of_array(Path("x"), data) is data

@@ -181,6 +181,9 @@ FIELDS = b"40,8,2014-03-01T06:00:00Z,1\n"
     [
         ("ndjson", LINE * 3 + LINE.replace(b": 1}", b': "x"}'), 3, "level"),
         ("ndjson", LINE + b"\n" + b"[1]\n", 1, None),
+        ("ndjson", b"[" + LINE + b"," + LINE.replace(b": 1}", b': "x"}') + b"]", 1, "level"),
+        ("ndjson", b"[" + LINE + b"," + LINE.replace(b"40", b"400") + b"]", 1, "latitude"),
+        ("ndjson", b"[" + LINE + b", 1]", 1, None),
         ("ndjson", LINE + b'{"lat": 40,\n', 1, None),
         ("ndjson", LINE + LINE.replace(b"40", b"400"), 1, "latitude"),
         ("ndjson", b"null\n" + LINE, 0, None),
