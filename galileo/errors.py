@@ -147,10 +147,10 @@ REMEDIES = {
         "name the variable with --map {variable}=VARIABLE",
     ),
     "geometries": Remedy(
-        "pass geopandas.read_parquet(FILE) to ingest, which takes points, or store the rows in "
-        "a table with upsert",
-        "in Python write client.ingest(dataset, geopandas.read_parquet(FILE)), which takes "
-        "points, or store the rows in a table with galileo table upsert",
+        "take a point of each in GeoPandas, such as .set_geometry(frame.representative_point()), "
+        "or store the rows in a table with upsert",
+        "take a point of each in GeoPandas, such as .set_geometry(frame.representative_point()), "
+        "or store the rows in a table with galileo table upsert",
     ),
     "missing_value": Remedy(
         "if it means a missing value, ingest the file into a new dataset with missing={number}",

@@ -17,16 +17,15 @@ from galileo.errors import InputError
 from galileo.formats.columns import (
     check_decoded,
     check_width,
-    find_columns,
     typed_reader,
 )
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.memory_file import BODY_UNPACKED_BYTES_MAX, is_memory_file
 from galileo.formats.parquet_pages import check_parquet
+from galileo.formats.point_columns import with_places
 from galileo.formats.reader import Reader
 from galileo.geo.geoarrow import with_systems
 from galileo.model.observations import is_text, text_bytes
-from galileo.model.schema import COORDINATES
 from galileo.packing.arrow_streams import check_unpacked
 
 PIECE_ROWS = 65_536
@@ -43,25 +42,13 @@ def open_parquet(path: Path, mapping: FileMapping) -> Reader:
     _check_body(path, check_parquet, "Parquet")
     with _readable(path, "Parquet"), pq.ParquetFile(path) as file:
         check_width(path, len(file.schema_arrow.names))
-        _refuse_geometries(path, file.schema_arrow, mapping)
-        return typed_reader(
-            file.schema_arrow,
-            lambda columns: scan_parquet(path, columns),
-            mapping,
-            rows=file.metadata.num_rows,
+        schema, systems = file.schema_arrow, _systems(file.schema)
+        if systems:
+            schema = with_systems(schema.empty_table(), systems).schema
+        schema, scan = with_places(
+            path, schema, lambda columns: scan_parquet(path, columns), mapping
         )
-
-
-def _refuse_geometries(path: Path, schema: pa.Schema, mapping: FileMapping) -> None:
-    """Raises InputError if a file has its places as geometries, which only frames may have."""
-    has_places = mapping.latitude or "latitude" in find_columns(schema.names, COORDINATES[:1])
-    if b"geo" in (schema.metadata or {}) and not has_places:
-        raise InputError(
-            f"expected columns of latitude and longitude in {path}, got geometries (GeoParquet)",
-            remedy="geometries",
-            expected="coordinate",
-            column="latitude",
-        )
+        return typed_reader(schema, scan, mapping, rows=file.metadata.num_rows)
 
 
 def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -70,7 +57,7 @@ def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
     A few bytes can encode many texts. They stay dictionaries where they are; of those that repeat
     the beginning of the text before, few are decoded at a time.
     """
-    with _readable(path, "Parquet"), _open_parquet(path) as (file, encodings):
+    with _readable(path, "Parquet"), _open_parquet(path, columns) as (file, encodings):
         names = file.schema_arrow.names if columns is None else columns
         has_prefixes = any(map(_repeats_texts, map(encodings.get, names)))
         rows = PREFIXED_ROWS if has_prefixes else PIECE_ROWS
@@ -90,10 +77,20 @@ def _repeats_texts(encodings: set[str] | None) -> bool:
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, Mapping[str, set[str]]]]:
-    """The file, with texts as dictionaries where they are stored so, and the encodings."""
+def _open_parquet(
+    path: Path, columns: Sequence[str] | None
+) -> Iterator[tuple[pq.ParquetFile, Mapping[str, set[str]]]]:
+    """The file, with texts as dictionaries where they are stored so, and the encodings.
+
+    So are geometries of `columns`; tables, which take all columns, have them as they are.
+    """
     with pq.ParquetFile(path) as file:
-        texts = [field.name for field in file.schema_arrow if is_text(plain_type(field.type))]
+        texts = [
+            field.name
+            for field in file.schema_arrow
+            if is_text(plain_type(field.type))
+            or (field.name in (columns or ()) and pa.types.is_binary(field.type))
+        ]
         # The footer of a body may lie, and its pages were checked.
         encodings = {} if is_memory_file(path) else _encodings(file.metadata)
     coded = [name for name in texts if not encodings.get(name, set()) - _DICTIONARY_ENCODINGS]
@@ -127,7 +124,8 @@ def open_arrow(path: Path, mapping: FileMapping) -> Reader:
             pa.ipc.open_file(file).schema if _is_file(path) else pa.ipc.open_stream(file).schema
         )
         check_width(path, len(schema.names))
-    return typed_reader(schema, lambda columns: scan_arrow(path, columns), mapping)
+    schema, scan = with_places(path, schema, lambda columns: scan_arrow(path, columns), mapping)
+    return typed_reader(schema, scan, mapping)
 
 
 def scan_arrow(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

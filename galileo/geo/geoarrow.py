@@ -20,6 +20,7 @@ FIELD_METADATA = {
 }
 """Of a field with geometries as WKB, in degrees of longitude and latitude."""
 
+_WGS84 = re.compile(r"WGS.?(?:19)?84|World Geodetic System 1984|CRS84|(?:EPSG|SRID):4326")
 _ACCEPTED = (WKB, b"geoarrow.wkt", b"ogc.wkb", b"ogc.wkt")
 _DEGREES = ("OGC:CRS84", "EPSG:4326", "SRID:4326")
 _OTHER_DEGREES = re.compile(
@@ -63,28 +64,70 @@ def check_column(schema: pa.Schema, name: str) -> None:
     Raises:
         InputError: it has another encoding or coordinate reference system.
     """
-    extension, metadata = _extension(schema.field(name))
+    extension, _ = _extension(schema.field(name))
     if extension is not None and extension not in _ACCEPTED:
         raise InputError(
             f"expected WKB or WKT, got {extension.decode(errors='replace')}; with GeoPandas write "
             ".to_arrow(geometry_encoding='WKB')",
             expected="wkb",
         )
-    columns = _dict(_json((schema.metadata or {}).get(b"geo")).get("columns"))
-    encoding = _dict(columns.get(name)).get("encoding")
+    encoding = _geoparquet(schema, name).get("encoding")
     if encoding not in (None, "WKB", "WKT"):
         raise InputError(
             f"expected WKB, got GeoParquet in the encoding {encoding!r:.100}; with GeoPandas write "
             ".to_parquet(path, geometry_encoding='WKB')",
             expected="wkb",
         )
-    for crs in (_json(metadata).get("crs"), _dict(columns.get(name)).get("crs")):
+    for crs in _systems(schema, name):
         if not _is_in_degrees(crs):
-            raise InputError(
-                "expected longitudes and latitudes in degrees, got the coordinate reference system "
-                f"{_dict(crs).get('name', crs)!r:.100}; with GeoPandas write .to_crs(4326)",
-                expected="crs",
-            )
+            raise _other_system("longitudes and latitudes in degrees", crs)
+
+
+def place_column(schema: pa.Schema) -> str:
+    """The column that says where the rows are: the primary one of GeoParquet, else the only one of
+    geometries as WKB or of points; "" if there is none, or several.
+    """
+    geo = (schema.metadata or {}).get(b"geo")
+    if geo is not None:
+        return str(_json(geo).get("primary_column", "geometry"))
+    names = [field.name for field in schema if _extension(field)[0] in (WKB, b"geoarrow.point")]
+    return names[0] if len(names) == 1 else ""
+
+
+def check_wgs84(schema: pa.Schema, name: str) -> None:
+    """Raises InputError if a column of points has another coordinate reference system than WGS 84.
+
+    Where GeoParquet names none, it is OGC:CRS84; a null says that it is unknown.
+    """
+    if _geoparquet(schema, name).get("crs", "") is None:
+        raise InputError(
+            "expected a coordinate reference system, got a file that says it is unknown; with "
+            "GeoPandas write .set_crs(4326) where the points are longitudes and latitudes",
+            expected="crs",
+        )
+    for crs in _systems(schema, name):
+        if not _is_in_degrees(crs) or (crs is not None and not _WGS84.search(json.dumps(crs))):
+            raise _other_system("longitudes and latitudes of WGS 84 (OGC:CRS84, EPSG:4326)", crs)
+
+
+def _geoparquet(schema: pa.Schema, name: str) -> dict[str, Any]:
+    """What the metadata of GeoParquet say about a column."""
+    geo = _json((schema.metadata or {}).get(b"geo"))
+    return _dict(_dict(geo.get("columns")).get(name))
+
+
+def _systems(schema: pa.Schema, name: str) -> tuple[Any, Any]:
+    """The coordinate reference systems that the field and the file say a column has."""
+    _, metadata = _extension(schema.field(name))
+    return _json(metadata).get("crs"), _geoparquet(schema, name).get("crs")
+
+
+def _other_system(expected: str, crs: Any) -> InputError:
+    return InputError(
+        f"expected {expected}, got the coordinate reference system "
+        f"{_dict(crs).get('name', crs)!r:.100}; with GeoPandas write .to_crs(4326)",
+        expected="crs",
+    )
 
 
 def _extension(field: pa.Field) -> tuple[bytes | None, bytes | None]:

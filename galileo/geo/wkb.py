@@ -53,6 +53,7 @@ class WkbColumn:
         sizes: bytes of each.
         orders: the byte order of each: 0 is big-endian, 1 little-endian.
         words: the kind of each with its flags.
+        kinds: of each: 1 is a point.
         counts: of its vertices, rings or parts; something else of a point.
     """
 
@@ -63,6 +64,7 @@ class WkbColumn:
         heads = _first_bytes(column, _HEADER_BYTES)
         self.orders = heads[:, 0]
         self.words = self._numbers(heads[:, 1:5])
+        self.kinds = (self.words & _KIND) % 1000
         has_srid = (self.words & _HAS_SRID).astype(np.bool_)
         self.counts = self._numbers(np.where(has_srid[:, np.newaxis], heads[:, 9:], heads[:, 5:9]))
 
@@ -81,7 +83,7 @@ class WkbColumn:
                 `details["row"]` is its row.
         """
         check_sizes(self.sizes)
-        kinds = (self.words & _KIND) % 1000
+        kinds = self.kinds
         is_known = (self.orders <= 1) & (kinds >= _POINT) & (kinds <= len(KINDS))
         refuse(self.is_there & ~is_known, self._unknown_kind, "geometry_type")
         refuse(self.is_there & (kinds > _POINT) & (self.counts > ITEMS_MAX), too_many, "vertices")

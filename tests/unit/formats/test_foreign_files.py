@@ -128,7 +128,7 @@ FILES: dict[str, Expected] = {
     ),
     "json/time_epoch_s_int.geojson": rows(1, ["v:float"], PLACE, "1970-01-17T03:07:12Z", [1.0]),
     "json/unicode_esc.geojson": rows(1, ["v:text"], PLACE, DAY, ["é😀"]),
-    "parquet/data-polygon-encoding_native.parquet": refused(InputError, "coordinate", None),
+    "parquet/data-polygon-encoding_native.parquet": refused(InputError, "points", None),
     "parquet/delta_length_byte_array.parquet": refused(InputError, "coordinate", None),
     "pq/NaT_int64_epoch_ms.parquet": refused(InvalidObservations, None, 0, mapping=MILLISECONDS),
     "pq/NaT_int64_epoch_s.parquet": refused(InvalidObservations, None, 0, mapping=SECONDS),

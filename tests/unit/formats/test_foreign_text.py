@@ -236,7 +236,11 @@ EXPECTED: dict[str, Rows | Refused | TableRows] = {
     ),
     "user/01_ndbc_mm.csv": Rows(rows=16, maps=(*BUOY, "wvht=WVHT"), missing=("MM",), skipped=43),
     "user/02_no_place.csv": Rows(rows=0, skipped=4),
-    "user/03_geoparquet_points.parquet": Refused("expected columns of latitude and longitude"),
+    "user/03_geoparquet_points.parquet": Rows(
+        {"col": [0, 3], "longitude": [30.0, 40.0], "latitude": [10.0, 40.0]},
+        maps=("time=@2020-01-01",),
+        skipped=2,
+    ),
     "user/04_units_row.csv": Rows(
         {"latitude": [10.9, 10.9, 10.8], "number": [1, 1, 1]},
         maps=("time=ISO_TIME",),
