@@ -135,7 +135,7 @@ def ingest(
       galileo ingest nam.t00z.grib2 --list --filter wind
       galileo ingest buoys hour.csv --create --key station
       galileo ingest ocean R6901472_001.nc --create --rows N_LEVELS
-      galileo ingest storms ibtracs.csv --create --units --map time=ISO_TIME \\
+      galileo ingest storms ibtracs.csv --create --map time=ISO_TIME \\
           --map wind=WMO_WIND --bad-rows bad.csv
     """
     mapping = Mapping.of(maps, missing, CsvOptions(**csv), GridOptions(rows, group, reference_time))

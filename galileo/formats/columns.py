@@ -34,6 +34,12 @@ USUAL_NAMES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """Column names of coordinates, in any case; earlier groups have priority."""
+COORDINATE_UNITS = {
+    "latitude": tuple(f"degree{s}{n}" for s in ("s_", "_", "s", "") for n in ("north", "n")),
+    "longitude": tuple(f"degree{s}{e}" for s in ("s_", "_", "s", "") for e in ("east", "e")),
+    "time": ("utc",),
+}
+"""Units that only a coordinate has, in lower case: of the CF conventions, and of ERDDAP."""
 COLUMNS_MAX = 4096
 """Columns of a file. A dataset has at most 256 features."""
 DECODED_BYTES_MAX = 256 << 20

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,6 +32,7 @@ import pyarrow.csv as pv
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.bad_rows import BadRows, CsvRecord
 from galileo.formats.columns import check_width, coordinates_of, is_identifier
+from galileo.formats.csv_conventions import are_units, missing_of, split_units, time_of, with_zones
 from galileo.formats.csv_options import CsvOptions
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory_file import is_memory_file
@@ -169,15 +170,19 @@ def open_delimited(path: Path, mapping: Mapping) -> Reader:
         InputError: it is not a text, or its header has a name twice or no name.
     """
     file = open_csv(path, mapping.csv)
-    guesses = _Guesses(file, mapping)
+    missing = missing_of(file.names)
+    guesses = _Guesses(file, replace(mapping, missing=mapping.missing + missing))
+    if mapping.time is None and mapping.constant_time is None:
+        mapping = replace(mapping, time=time_of(file.names))
     return Reader(
         coordinates_of(mapping, file.names),
         guesses,
         _estimate_rows(file),
-        file.scan,
+        with_zones(file.names, file.scan),
         csv=mapping.csv,
         names=file.names,
         units=file.units,
+        missing=missing,
         line_of=file.line_of,
         bad_rows=BadRows.of(mapping.csv, path, file.records),
     )
@@ -245,8 +250,11 @@ def open_csv(path: Path, options: CsvOptions) -> CsvFile:
                     expected="header",
                 )
         second, after = fields(begin)
-        if options.units or (second and all(map(_USGS_TYPE.fullmatch, second))):
-            units, begin = (second if options.units else []), after
+        has_units = options.units or are_units(names, second)
+        if has_units or (second and all(map(_USGS_TYPE.fullmatch, second))):
+            units, begin = (second if has_units else []), after
+        elif not units and not options.names:
+            names, units = split_units(names)
     names = [name or f"column_{number}" for number, name in enumerate(names, start=1)]
     _check_names(path, names)
     start = len("".join(lines[:begin]).encode(errors="surrogateescape"))

@@ -45,7 +45,12 @@ class Format:
 
 
 READERS: dict[str, Format] = {
-    "csv": Format("CSV", open_delimited, suffixes=(".csv", ".tsv", ".txt"), is_gzip_allowed=True),
+    "csv": Format(
+        "CSV",
+        open_delimited,
+        suffixes=(".csv", ".tsv", ".txt", ".csvp", ".tsvp", ".rdb"),
+        is_gzip_allowed=True,
+    ),
     "geojson": Format(
         "GeoJSON", open_geojson, suffixes=(".geojson", ".json"), is_gzip_allowed=True
     ),

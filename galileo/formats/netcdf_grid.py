@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from galileo.errors import InputError, InvalidObservations
-from galileo.formats.columns import USUAL_NAMES
+from galileo.formats.columns import COORDINATE_UNITS, USUAL_NAMES
 from galileo.formats.expressions import Literal, parse
 from galileo.formats.grid_options import LEAD_TIME, REFERENCE_TIME, RUN_ATTRIBUTES
 from galileo.formats.mapping import Mapping
@@ -36,11 +36,9 @@ TIMES = (
     *(name for group in USUAL_NAMES["time"][1:] for name in group if name != "valid_time"),
     "juld",  # Of Argo.
 )
-LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
-LONGITUDE_UNITS = ("degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee")
 _DEGREES = {
-    "latitude": (LATITUDES, LATITUDE_UNITS),
-    "longitude": (LONGITUDES, LONGITUDE_UNITS),
+    "latitude": (LATITUDES, COORDINATE_UNITS["latitude"]),
+    "longitude": (LONGITUDES, COORDINATE_UNITS["longitude"]),
 }
 SINCE = " since "
 DEFAULT_CALENDAR = "standard"

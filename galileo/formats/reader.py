@@ -76,6 +76,7 @@ class Reader:
         csv: how a CSV file is written; None for others.
         names: of all columns, where `infos` are costly.
         units: of the columns, where `infos` are costly.
+        missing: the values that mean a missing one in such a file, as in `Mapping`.
         line_of: the line of a row, where rows have lines.
         bad_rows: collects rows with a mistake; None where a mistake is an error.
     """
@@ -88,6 +89,7 @@ class Reader:
     csv: CsvOptions | None = None
     names: tuple[str, ...] = ()
     units: AbstractMapping[str, str] = field(default_factory=dict)
+    missing: tuple[tuple[str, str], ...] = ()
     line_of: Callable[[int], int] | None = None
     bad_rows: BadRows | None = None
 
@@ -131,7 +133,8 @@ class Reader:
             InvalidObservations: the function raised it; names the row of the file, and its line.
         """
         wanted, first_row = tuple(dict.fromkeys((*self.coordinates.roles, *names))), 0
-        sentinels = {name: missing.sentinels(name) if missing else () for name in wanted}
+        known = Mapping(missing=self.missing + (missing.missing if missing else ()))
+        sentinels = {name: known.sentinels(name) for name in wanted}
         if self.bad_rows is not None:
             self.bad_rows.mistakes.clear()
         for table in self.scan(wanted):

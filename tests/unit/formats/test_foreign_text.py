@@ -108,7 +108,7 @@ def v(*values: Any) -> Rows:
 INT, TEXT, FLOAT, BOOL = pa.int64(), pa.string(), pa.float64(), pa.bool_()
 TIME, GEOMETRY = pa.timestamp("us", "UTC"), pa.binary()
 INF = float("inf")
-BUOY = ("time=YY,MM,DD,hh,mm", "latitude=45.9", "longitude=-124")
+PLACE = ("latitude=45.9", "longitude=-124")
 GERMAN = {"decimal": ",", "time_format": "%d.%m.%Y %H:%M", "time_zone": "Europe/Berlin"}
 RAIN = {"time": [at(2024, 2, 1, 12), at(2024, 2, 2, 12)], "niederschlag": [0.0, 1234.5]}
 
@@ -154,7 +154,7 @@ EXPECTED: dict[str, Rows | Refused | TableRows] = {
     "csv/thousands.csv": v("1,234.5", "12"),
     "csv/trailing_comma.csv": Rows({"v": [1.5]}, types="double"),
     "csv/trailing_comma_rows.csv": Refused("expected 4 fields, got 5 in line 2"),
-    "csv/units_row.csv": Rows({"wtmp": [3.5]}, options={"units": True}),
+    "csv/units_row.csv": Rows({"wtmp": [3.5]}),
     "csv/units_row_nomsg.csv": Rows({"wtmp": [3.5]}, skipped=1),
     "csv/utf16.csv": v(1.5),
     "csv/yesno.csv": Rows({"b": ["yes", "no"]}),
@@ -200,41 +200,21 @@ EXPECTED: dict[str, Rows | Refused | TableRows] = {
         {"id": [1, 2, 3], "t": ["2014-03-01T00:00:00Z", "2014-03-01 00:00:00", None]},
     ),
     "tab/subs.csv": TableRows({"id": TEXT, "c": TEXT}, {"id": ["anna", "bert"], "c": ["NA", "DE"]}),
-    "text/erddap.csv": Rows(
-        {"sea_surface_temperature": [10.5, None], "station": [44008, 44008]},
-        options={"units": True},
-    ),
-    "text/erddap.csvp": Rows(
-        {"sst_degree_c": [10.5]},
-        format="csv",
-        maps=(
-            "time=time (UTC)",
-            "latitude=latitude (degrees_north)",
-            "longitude=longitude (degrees_east)",
-            "sst_degree_c=`sst (degree_C)`",
-        ),
-    ),
+    "text/erddap.csv": Rows({"sea_surface_temperature": [10.5, None], "station": [44008, 44008]}),
+    "text/erddap.csvp": Rows({"sst": [10.5]}),
     "text/fdsn_event.txt": Rows({"magnitude": [9.09, 8.78], "longitude": [142.498, -72.9327]}),
     "text/iem.csv": Rows(
         {"tmpf": [28.0, None], "p01i": [None, 0.01]}, missing=("T",), types="string double double"
     ),
-    "text/ncss.csv": Rows(
-        {"temperature_isobaric_unit_k": [280.5]},
-        maps=(
-            'latitude=latitude[unit="degrees_north"]',
-            'longitude=longitude[unit="degrees_east"]',
-        ),
-    ),
+    "text/ncss.csv": Rows({"temperature_isobaric": [280.5]}),
     "text/ndbc.txt": Rows(
-        {"wdir": [90, None], "time": [at(2014, 3, 1), at(2014, 3, 1, 1)]},
-        maps=BUOY,
-        missing=("MM",),
+        {"wdir": [90, None], "time": [at(2014, 3, 1), at(2014, 3, 1, 1)]}, maps=PLACE
     ),
     "text/wqp_sites.txt": Rows(
         {"huceightdigitcode": ["02040206", "02030105", "02040301", "02040301", "02040206"]},
         maps=("latitude=LatitudeMeasure", "longitude=LongitudeMeasure", "time=@2020-01-01"),
     ),
-    "user/01_ndbc_mm.csv": Rows(rows=16, maps=(*BUOY, "wvht=WVHT"), missing=("MM",), skipped=43),
+    "user/01_ndbc_mm.csv": Rows(rows=16, maps=(*PLACE, "wvht=WVHT"), skipped=43),
     "user/02_no_place.csv": Rows(rows=0, skipped=4),
     "user/03_geoparquet_points.parquet": Rows(
         {"col": [0, 3], "longitude": [30.0, 40.0], "latitude": [10.0, 40.0]},
@@ -244,7 +224,6 @@ EXPECTED: dict[str, Rows | Refused | TableRows] = {
     "user/04_units_row.csv": Rows(
         {"latitude": [10.9, 10.9, 10.8], "number": [1, 1, 1]},
         maps=("time=ISO_TIME",),
-        options={"units": True},
     ),
     "user/05_decimal_comma.csv": Rows(RAIN, maps=("time=Datum",), options=GERMAN),
     "user/06_latin1.csv": Rows(
@@ -263,11 +242,9 @@ EXPECTED: dict[str, Rows | Refused | TableRows] = {
         {"id": ["00123", "00456"], "v": ["12345678901234567890", "2"]}
     ),
     "user/09_json_array.json": Refused("JSON"),
-    "user/10_ndbc_whitespace.txt": Rows(
-        rows=10, maps=(*BUOY, "wspd=WSPD"), missing=("MM",), types="double"
-    ),
-    "user/11_rolling_a.csv": Rows(rows=39, maps=BUOY, missing=("MM",)),
-    "user/11_rolling_b.csv": Rows(rows=41, maps=BUOY, missing=("MM",)),
+    "user/10_ndbc_whitespace.txt": Rows(rows=10, maps=(*PLACE, "wspd=WSPD"), types="double"),
+    "user/11_rolling_a.csv": Rows(rows=39, maps=PLACE),
+    "user/11_rolling_b.csv": Rows(rows=41, maps=PLACE),
     "user/12_duplicate_keys.csv": TableRows(
         {"name": TEXT, "beds": INT}, {"name": ["A", "B", "A"], "beds": [1, 2, 3]}
     ),
