@@ -23,7 +23,7 @@ DISTRIBUTION = "galileo-store"
 EXTRAS: dict[str, tuple[str, ...]] = {
     "pandas": ("pandas",),
     "rdf": ("pyoxigraph", "rdflib", "oxrdflib", "pyparsing"),
-    "formats": ("xarray", "netCDF4", "cftime", "eccodes", "cf_units"),
+    "formats": ("xarray", "netCDF4", "cftime", "eccodes", "cf_units", "zarr"),
     "plots": ("matplotlib", "geopandas"),
     "server": ("cql2", "prometheus_client", "grpc_reflection", "cryptography", "msgspec"),
     "gateway": ("uvicorn", "starlette", "h11", "jinja2", "cql2"),

@@ -145,7 +145,7 @@ def csv_options(command: F) -> F:
 
 @contextlib.contextmanager
 def readable(path: Path, *, suffix: str = ".csv") -> Iterator[Path]:
-    """A file that can be read more than once, for the block: of a pipe a copy.
+    """A file or directory that can be read more than once, for the block: of a pipe a copy.
 
     Args:
         path: of a file or a pipe; `STDIN`.
@@ -156,7 +156,7 @@ def readable(path: Path, *, suffix: str = ".csv") -> Iterator[Path]:
     """
     with contextlib.ExitStack() as stack:
         copy = path
-        if not path.is_file():
+        if not path.is_file() and not path.is_dir():
             pipe = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb"))
             file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=suffix))
             shutil.copyfileobj(pipe, file)

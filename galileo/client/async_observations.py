@@ -175,8 +175,8 @@ class AsyncObservations(Deletions):
 
         Args:
             dataset: its name.
-            path: of a CSV, GeoJSON, Parquet, Arrow, NetCDF or GRIB file; or what
-                `galileo.formats.open_source` made of one, with its mapping.
+            path: of a CSV, GeoJSON, JSON, Parquet, Arrow, NetCDF or GRIB file, or of a Zarr store;
+                or what `galileo.formats.open_source` made of one, with its mapping.
             create: create the dataset from what the file offers where it does not exist. The first
                 batch is read before that.
             mapping: as for `ingest`; without one, features are taken by name, and all of the

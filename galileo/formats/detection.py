@@ -17,6 +17,7 @@ from galileo.formats.ndjson import is_json_array, open_ndjson
 from galileo.formats.reader import Reader
 from galileo.formats.source import Source
 from galileo.formats.subprocess_reader import ReaderPool
+from galileo.formats.zarr import is_zarr
 from galileo.model.schema import Schema
 
 ISOLATED_FORMATS = ReaderPool()
@@ -68,6 +69,9 @@ READERS: dict[str, Format] = {
         magic=(b"CDF\x01", b"CDF\x02", b"CDF\x05", b"\x89HDF\r\n\x1a\n"),
         extra="formats",
     ),
+    "zarr": Format(
+        "Zarr", ISOLATED_FORMATS.opener("zarr"), suffixes=(".zarr", ".zip"), extra="formats"
+    ),
     "grib": Format(
         "GRIB",
         ISOLATED_FORMATS.opener("grib"),
@@ -90,7 +94,7 @@ def open_source(
     """Opens a file of observations.
 
     Args:
-        path: of the file; it and its directory may be read-only.
+        path: of the file, or the directory of a Zarr store; it and its directory may be read-only.
         mapping: of variables to features; None takes all variables of the largest grid, or, with
             a schema, those with the names of its features.
         schema: of the dataset for the observations; determines features and types.
@@ -104,7 +108,13 @@ def open_source(
         MissingExtra: the format needs `galileo-store[formats]`, which is not installed.
     """
     path = Path(path)
-    if not path.is_file():
+    if path.is_dir() and not is_zarr(path):
+        raise InputError(
+            f"expected a file or a Zarr store, got the directory {path}; name its files, in Python "
+            "as sorted(Path(...).rglob('*.parquet'))",
+            expected="file",
+        )
+    if not path.exists():
         raise InputError(f"there is no file at {path}", expected="file")
     name = format or detect(path)
     if name not in READERS:
@@ -119,12 +129,12 @@ def open_source(
             f"expected a CSV file for the options of CSV, got {READERS[name].title} in {path}",
             expected="csv",
         )
-    kept = mapping.grid if name == "netcdf" else GridOptions()
+    kept = mapping.grid if name in ("netcdf", "zarr") else GridOptions()
     if name == "grib":
         kept = GridOptions(reference_time=mapping.grid.reference_time)
     if mapping.grid != kept:
         raise InputError(
-            "expected a NetCDF file for a group or dimensions of rows, and NetCDF or GRIB for a "
+            "expected NetCDF or Zarr for a group or dimensions of rows, and these or GRIB for a "
             f"reference time, got {READERS[name].title} in {path}",
             expected="grid",
         )
@@ -141,6 +151,8 @@ def detect(path: Path) -> str:
     Raises:
         InputError: both are unknown, or a format is compressed that must not be.
     """
+    if path.is_dir():
+        return "zarr"
     with path.open("rb") as file:
         start = file.read(8)
     for name, known in READERS.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Mapping as AbstractMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,11 +86,38 @@ def open_netcdf(path: Path, mapping: Mapping, *, slab_values_max: int = SLAB_VAL
     netcdf = library("netCDF4", purpose="reading NetCDF")
     with library_errors(path, format="NetCDF"), netcdf.Dataset(path) as file:
         groups = _groups(file)
+    fills = netcdf.default_fillvals
+    return open_groups(
+        groups,
+        lambda within: _open(path, xarray, fills, within=within),
+        mapping,
+        slab_values_max=slab_values_max,
+    )
+
+
+def open_groups(
+    groups: dict[str, list[str]],
+    open: Callable[[dict[str, list[str]]], AbstractContextManager[Any]],
+    mapping: Mapping,
+    *,
+    slab_values_max: int,
+) -> Reader:
+    """A reader of one group of a file, by `GridOptions.group`.
+
+    Args:
+        groups: their dimensions by path, "" for the root, parents before children.
+        open: opens some of them as one decoded dataset.
+        mapping: of the file.
+        slab_values_max: of the values that are read at once.
+
+    Raises:
+        InputError: its coordinates span no grid.
+    """
 
     def reader(group: str) -> Reader:
         related = [other for other in groups if other != group and not _is_within(group, other)]
         return _reader(
-            lambda: _open(path, xarray, netcdf.default_fillvals, within=_scopes(group, groups)),
+            lambda: open(_scopes(group, groups)),
             mapping,
             groups=[f"group {other}" for other in related if other],
             slab_values_max=slab_values_max,
@@ -105,7 +133,7 @@ def read_dataset(dataset: Any, mapping: Mapping) -> Reader:
     recognised as missing.
     """
     xarray = library("xarray", purpose="reading a Dataset")
-    reader = _reader(lambda: _decoded("the Dataset", dataset, xarray), mapping)
+    reader = _reader(lambda: decoded("the Dataset", dataset, xarray), mapping)
     if reader.coordinates.error is not None:
         raise reader.coordinates.error
     return reader
@@ -149,7 +177,10 @@ def _reader(
                 variable = dataset.variables[name]
                 if variable.ndim <= 1 or grid.dims[0] not in variable.dims:
                     variable.load()  # Each window needs it.
-            for window in windows(grid, rows_max=rows_max):
+            chunks: dict[str, int] = {}
+            for variable in (dataset[slices[name].variable] for name in wanted):
+                chunks |= zip(variable.dims, variable.encoding.get("chunks") or (), strict=False)
+            for window in windows(grid, rows_max=rows_max, chunks=chunks):
                 columns = [_column(dataset, slices[n], grid=grid, window=window) for n in wanted]
                 yield pa.table(columns, names=list(wanted))
 
@@ -205,21 +236,35 @@ def _column(
 # --- windows ---------------------------------------------------------------------------------
 
 
-def windows(grid: CoordinateGrid, *, rows_max: int) -> Iterator[Window]:
-    """Splits the rows into consecutive windows of at most `rows_max` rows."""
-    axis = 0
-    while axis < len(grid.shape) - 1 and math.prod(grid.shape[axis + 1 :]) > rows_max:
-        axis += 1
+def windows(
+    grid: CoordinateGrid, *, rows_max: int, chunks: AbstractMapping[str, int] | None = None
+) -> Iterator[Window]:
+    """Splits the rows into consecutive windows of at most `rows_max` rows.
+
+    Args:
+        grid: of the rows.
+        rows_max: of a window.
+        chunks: sizes of chunks by dimension, which are cut only if one has more than `rows_max`
+            rows. Without chunks, a window is as long as possible along the fastest dimensions.
+    """
     if not grid.shape:
         yield {}
         return
-    step = max(1, rows_max // max(1, math.prod(grid.shape[axis + 1 :])))
-    outer = itertools.product(*[range(size) for size in grid.shape[:axis]])
-    for position in outer:
-        fixed = {dim: slice(i, i + 1) for dim, i in zip(grid.dims, position, strict=False)}
-        for start in range(0, grid.shape[axis], step):
-            rest = {dim: slice(None) for dim in grid.dims[axis + 1 :]}
-            yield fixed | {grid.dims[axis]: slice(start, start + step)} | rest
+    chunk = [
+        max(1, min((chunks or {}).get(d, 1), s)) for d, s in zip(grid.dims, grid.shape, strict=True)
+    ]
+    steps = list(chunk)
+    for axis in range(len(steps)):
+        steps[axis] = max(1, min(steps[axis], rows_max // math.prod(steps[axis + 1 :])))
+    for axis in reversed(range(len(steps))):
+        room = rows_max * steps[axis] // math.prod(steps)
+        whole = room // chunk[axis] * chunk[axis]
+        steps[axis] = (
+            max(1, grid.shape[axis]) if room >= grid.shape[axis] else max(steps[axis], whole)
+        )
+    ranges = [range(0, size, step) for size, step in zip(grid.shape, steps, strict=True)]
+    for starts in itertools.product(*ranges):
+        yield {d: slice(i, i + n) for d, i, n in zip(grid.dims, starts, steps, strict=True)}
 
 
 # --- values ----------------------------------------------------------------------------------
@@ -227,7 +272,7 @@ def windows(grid: CoordinateGrid, *, rows_max: int) -> Iterator[Window]:
 
 def _is_text(variable: Any) -> bool:
     if variable.dtype.kind != "O":
-        return bool(variable.dtype.kind in "SU")
+        return bool(variable.dtype.kind in "SUT")
     kind = (variable.dtype.metadata or {}).get("element_type")  # Of a file.
     return kind is str or (kind is None and isinstance(next(iter(variable.values.flat), None), str))
 
@@ -242,6 +287,8 @@ def _texts(part: Any) -> pa.Array:
 def _trimmed(values: Any) -> pa.Array:
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
+    elif values.dtype.kind == "T":
+        values = values.astype(object)
     return pc.utf8_trim(pa.array(values, pa.string(), from_pandas=True), " \0\n\r\t")
 
 
@@ -267,7 +314,7 @@ def _is_as_stored(variable: Any) -> bool:
     """
     is_time = SINCE in attribute(variable, "units").lower()
     is_packed = {"scale_factor", "add_offset", "_Unsigned"} & set(variable.attrs)
-    return (variable.dtype.kind in "iuSO" or is_time) and not is_packed
+    return (variable.dtype.kind in "iuSOT" or is_time) and not is_packed
 
 
 def _is_packed(variable: Any) -> bool:
@@ -500,30 +547,44 @@ def _open(
     """Opens a file; values are unpacked on demand and not cached.
 
     A variable without a fill value gets that of the library, which marks what was never written.
-    Of the groups `within` which one is, it has the variables too, but for those with a dimension
-    that a group further down has itself.
     """
     with library_errors(path, format="NetCDF"), ExitStack() as stack:
-        dataset = xarray.Dataset()
-        for group, dims in within.items():
-            options = {"engine": "netcdf4", "decode_cf": False, "cache": False}
-            own = stack.enter_context(xarray.open_dataset(path, group=group or None, **options))
-            dataset = dataset.drop_dims(dims, errors="ignore")
-            dataset = dataset.assign(own.variables).assign_attrs(own.attrs)
+        dataset = joined(xarray, path, within, stack, {"engine": "netcdf4"})
         _check_claims(path, dataset)
         for variable in dataset.variables.values():
             raw = variable.dtype
             fill = default_fills.get(f"{raw.kind}{raw.itemsize}") if raw.itemsize > 1 else None
             if fill is not None and not set(FILLS) & set(variable.attrs):
                 variable.attrs["_FillValue"] = np.asarray(fill).astype(raw)[()]
-        with _decoded(path, dataset, xarray) as decoded:
-            yield decoded
+        with decoded(path, dataset, xarray) as decoded_dataset:
+            yield decoded_dataset
+
+
+def joined(
+    xarray: Any,
+    file: Any,
+    within: dict[str, list[str]],
+    stack: ExitStack,
+    options: dict[str, Any],
+) -> Any:
+    """The dataset of a group as it is stored, not cached.
+
+    Of the groups `within` which one is, it has the variables too, but for those with a dimension
+    that a group further down has itself.
+    """
+    dataset = xarray.Dataset()
+    options = options | {"decode_cf": False, "cache": False}
+    for group, dims in within.items():
+        own = stack.enter_context(xarray.open_dataset(file, group=group or None, **options))
+        dataset = dataset.drop_dims(dims, errors="ignore")
+        dataset = dataset.assign(own.variables).assign_attrs(own.attrs)
+    return dataset
 
 
 @contextmanager
-def _decoded(name: object, dataset: Any, xarray: Any) -> Iterator[Any]:
+def decoded(name: object, dataset: Any, xarray: Any, *, format: str = "NetCDF") -> Iterator[Any]:
     """Decodes masks and scales; times stay numbers, and integers stay integers."""
-    with library_errors(name, format="NetCDF"):
+    with library_errors(name, format=format):
         counted = {
             dim
             for variable in dataset.variables.values()

@@ -77,6 +77,7 @@ class Reader:
         names: of all columns, where `infos` are costly.
         units: of the columns, where `infos` are costly.
         missing: the values that mean a missing one in such a file, as in `Mapping`.
+        partition: values of columns that are not in the file, but in the names of its directories.
         line_of: the line of a row, where rows have lines.
         bad_rows: collects rows with a mistake; None where a mistake is an error.
     """
@@ -90,6 +91,7 @@ class Reader:
     names: tuple[str, ...] = ()
     units: AbstractMapping[str, str] = field(default_factory=dict)
     missing: tuple[tuple[str, str], ...] = ()
+    partition: AbstractMapping[str, int | str | None] = field(default_factory=dict)
     line_of: Callable[[int], int] | None = None
     bad_rows: BadRows | None = None
 

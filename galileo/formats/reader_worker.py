@@ -1,6 +1,6 @@
-"""The worker process that reads GRIB and NetCDF files; it can crash, hang or run out of memory.
+"""The worker process that reads GRIB, NetCDF and Zarr; it can crash, hang or run out of memory.
 
-The C libraries of both formats are not written for hostile or damaged files, so the parent turns
+The C libraries of these formats are not written for hostile or damaged files, so the parent turns
 the end of this process into an error. The process has the rights of its user: it is no sandbox for
 code that a file exploits a library to run.
 
@@ -33,6 +33,7 @@ from galileo.formats.grid_options import GridOptions
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
+from galileo.formats.zarr import open_zarr
 
 DESCRIBED, TABLE, END, REFUSED, FAILED = range(5)
 """Kinds of frames. REFUSED: an error of the file; FAILED: an internal error."""
@@ -40,6 +41,7 @@ FRAME = struct.Struct("<BQ")
 _OPENERS: Mapping[str, Callable[[Path, FileMapping], Reader]] = {
     "grib": open_grib,
     "netcdf": open_netcdf,
+    "zarr": open_zarr,
 }
 
 

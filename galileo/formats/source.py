@@ -236,8 +236,7 @@ class Source:
         if self.path is None:
             raise InputError("expected a file for a digest, got data in memory")
         schema, bindings = self._schema, self.bindings
-        with self.path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+        content = _digest_of(self.path)
         if schema is not None:
             schema = schema.narrowed_to(b.feature for b in bindings if b.expression)
             bindings = bindings[: len(schema.features)]
@@ -249,6 +248,7 @@ class Source:
             "place": [self.mapping.latitude, self.mapping.longitude],
             "time": [self.mapping.time, self.mapping.constant_time],
             "missing": self.mapping.missing,
+            "partition": dict(self._reader.partition),
             "csv": self.mapping.csv.to_dict(),
             "grid": asdict(self.mapping.grid),
             "schema": schema.to_json() if schema else "",
@@ -306,6 +306,16 @@ class Source:
                 columns = [resolve(variables, name).name]
             pairs += [(column, value) for column in (columns if name else [""])]
         return Mapping(missing=tuple(pairs))
+
+
+def _digest_of(path: Path) -> str:
+    """A hash of the content of a file, or of the names and contents of a directory's files."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    texts = [f"{_digest_of(path / name)} {name}" for name in names]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def skipped_words(lacking: Counts) -> str:

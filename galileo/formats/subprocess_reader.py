@@ -1,4 +1,4 @@
-"""Readers of GRIB and NetCDF files in a subprocess (`galileo.formats.reader_worker`).
+"""Readers of GRIB, NetCDF and Zarr in a subprocess (`galileo.formats.reader_worker`).
 
 A process is reused for the next file, since its start takes about as long as reading a small file.
 If a process dies or exceeds a timeout, that is an error of the file that it read.
@@ -90,7 +90,8 @@ class _File:
     """
 
     def __init__(self, readers: ReaderPool, path: Path, *, format: str, mapping: Mapping) -> None:
-        path.open("rb").close()
+        if not path.is_dir():
+            path.open("rb").close()
         self._readers = readers
         self._path = path
         facts = {name: value for name, value in asdict(mapping).items() if name != "csv"}

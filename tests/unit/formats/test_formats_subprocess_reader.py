@@ -25,7 +25,9 @@ from galileo.formats.mapping import Mapping
 from galileo.formats.netcdf import open_netcdf
 from galileo.formats.reader import Reader
 from galileo.formats.subprocess_reader import ReaderPool
+from galileo.formats.zarr import open_zarr
 
+xarray = pytest.importorskip("xarray")
 netCDF4 = pytest.importorskip("netCDF4")
 pytest.importorskip("pyproj")  # Before ecCodes; see `galileo.optional_imports`.
 eccodes = pytest.importorskip("eccodes")
@@ -81,6 +83,10 @@ def test_subprocess_reader_values_equal_direct_reader(
     grib = readers.opener("grib")(field, EMPTY)
     assert all_of(grib) == all_of(open_grib(field, EMPTY))
     assert all_of(netcdf) == all_of(open_netcdf(weather, EMPTY)), "after another file"
+    with xarray.open_dataset(weather, decode_cf=False) as dataset:
+        dataset.to_zarr(weather.with_suffix(".zarr"), consolidated=False)
+    store = weather.with_suffix(".zarr")
+    assert all_of(readers.opener("zarr")(store, EMPTY)) == all_of(open_zarr(store, EMPTY))
     grid = Mapping(grid=GridOptions(rows=["lat"], group="/"))
     assert all_of(readers.opener("netcdf")(weather, grid)) == all_of(open_netcdf(weather, grid))
 
