@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from galileo.cli.cursors import cursor_of, keyed_dataset, unchanged_since_option
-from galileo.cli.options import FILE_OR_STDIN, STDIN, csv_options, readable
+from galileo.cli.options import STDIN, csv_options, readable
 from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session
 from galileo.client import Client
@@ -21,17 +22,20 @@ from galileo.formats import CsvOptions, GridOptions, Mapping, Source, VariableIn
 from galileo.formats.expressions import Literal, names
 from galileo.formats.source import DEFAULT_INDEXED_MAX, skipped_words
 from galileo.formats.variables import format_names
+from galileo.formats.zarr import is_zarr
 from galileo.model.schema import Feature, Schema
 
 SAMPLED_MAX = 64
 """Variables of a file whose values a list shows: reading them costs time."""
+PARQUET_SUFFIXES = (".parquet", ".geoparquet", ".pq")
+"""Of the files that a directory stands for."""
 INDEXED_NAMED = 6
 """Indexed features that the note about a created dataset names."""
 
 
 @click.command()
 @click.argument("dataset")
-@click.argument("files", nargs=-1, type=FILE_OR_STDIN)
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--map",
     "maps",
@@ -120,6 +124,9 @@ def ingest(
 ) -> None:
     """Ingest files of observations, such as CSV, Parquet, NetCDF or GRIB; - is standard input.
 
+    A directory stands for the Parquet files below it, or is a Zarr store; a pattern in quotation
+    marks, such as 'days/*.csv', stands for the files that it matches.
+
     Running the same command again stores nothing twice: batches are known by the file's
     content, so an ingest that broke off is resumed by repeating it.
 
@@ -135,14 +142,17 @@ def ingest(
       galileo ingest nam.t00z.grib2 --list --filter wind
       galileo ingest buoys hour.csv --create --key station
       galileo ingest ocean R6901472_001.nc --create --rows N_LEVELS
+      galileo ingest stations observations/ --create
+      galileo ingest era5 era5.zarr --create
       galileo ingest storms ibtracs.csv --create --map time=ISO_TIME \\
           --map wind=WMO_WIND --bad-rows bad.csv
     """
     mapping = Mapping.of(maps, missing, CsvOptions(**csv), GridOptions(rows, group, reference_time))
-    if only_list and (Path(dataset) == STDIN or Path(dataset).exists()):
+    if only_list and (Path(dataset) == STDIN or Path(dataset).exists() or _is_pattern(dataset)):
         files = (Path(dataset), *files)
     if not files:
         raise click.UsageError("Missing argument 'FILES...'.")
+    files = tuple(itertools.chain.from_iterable(map(_files_of, files)))
     if only_list:
         _list(session.output, files, mapping, file_format, wanted)
         return
@@ -157,25 +167,65 @@ def ingest(
         if unchanged_since is not None:
             schema = keyed_dataset(client, dataset)
             options["unchanged_since"] = cursor_of(schema, unchanged_since)
+        names = Counter(path.name for path in files)
         for path in files:
+            name = path.name if names[path.name] == 1 else str(path)
             with readable(path, suffix=f".{file_format or 'csv'}") as file:
                 source = open_source(file, mapping=mapping, format=file_format)
-                _ingest_file(session.output, client, source, path=path, dataset=dataset, **options)
+                _ingest_file(session.output, client, source, path, name, dataset=dataset, **options)
+
+
+def _is_pattern(text: str) -> bool:
+    return any(mark in text for mark in "*?[")
+
+
+def _files_of(path: Path) -> Sequence[Path]:
+    """The files that an argument stands for, in the order of their names.
+
+    Raises:
+        InputError: a directory or a pattern has none.
+    """
+    if path == STDIN or path.is_file() or (path.is_dir() and is_zarr(path)):
+        return [path]
+    if path.is_dir():
+        found = sorted(
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in PARQUET_SUFFIXES
+            and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+        )
+        expected = f"Parquet files ({', '.join(PARQUET_SUFFIXES)}) or a Zarr store in {path}"
+    elif not path.exists() and _is_pattern(str(path)):
+        matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        found = sorted(each for each in matches if each.is_file() or is_zarr(each))
+        expected = f"files that match {str(path)!r}"
+    else:
+        found, expected = [path] if path.exists() else [], f"a file at {path}"
+    if not found:
+        raise InputError(f"expected {expected}, got none", expected="file")
+    return found
 
 
 def _ingest_file(
-    output: Output, client: Client, source: Source, *, path: Path, dataset: str, **options: Any
+    output: Output,
+    client: Client,
+    source: Source,
+    path: Path,
+    name: str,
+    *,
+    dataset: str,
+    **options: Any,
 ) -> None:
     with output.progress(unit="rows") as bar:
-        task = bar.add_task(path.name, total=source.rows)
+        task = bar.add_task(name, total=source.rows)
         receipt = client.ingest_file(
             dataset, source, progress=lambda rows: bar.advance(task, rows), **options
         )
     if receipt.created:
         _report_created(output, client.schema(dataset), source, options)
         if (left_out := source.left_out()) and not source.mapping.features:
-            words = f"galileo: not taken from {path.name}: {format_names(left_out)}"
-            has_levels = source.format == "netcdf" and source.has_levels_left_out
+            words = f"galileo: not taken from {name}: {format_names(left_out)}"
+            has_levels = source.format in ("netcdf", "zarr") and source.has_levels_left_out
             remedy = "; --rows DIMENSION takes the levels as rows, in a new dataset"
             output.note(words + remedy * has_levels)
     output.value(
@@ -189,7 +239,7 @@ def _ingest_file(
             "reached": receipt.reached,
             "created": receipt.created,
         },
-        words=f"{path.name}: {_stored(receipt)}",
+        words=f"{name}: {_stored(receipt)}",
     )
     if receipt.skipped and not receipt.rows:
         raise InputError("expected an observation, got none: all rows were skipped")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +25,7 @@ from galileo.formats.columns import (
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.memory_file import BODY_UNPACKED_BYTES_MAX, is_memory_file
 from galileo.formats.parquet_pages import check_parquet
-from galileo.formats.point_columns import with_places
+from galileo.formats.point_columns import Scan, with_places
 from galileo.formats.reader import Reader
 from galileo.geo.geoarrow import with_systems
 from galileo.model.observations import is_text, text_bytes
@@ -34,6 +37,8 @@ PIECE_BYTES = 64 << 20
 PREFIXED_ROWS = 64
 """Rows that are decoded at once of texts that repeat the beginning of the text before."""
 ARROW_FILE_MAGIC = b"ARROW1"
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE_NUMBER = re.compile(r"-?[1-9][0-9]{0,17}|0")
 _DICTIONARY_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 """Encodings of texts that Arrow reads as dictionaries."""
 
@@ -48,7 +53,45 @@ def open_parquet(path: Path, mapping: FileMapping) -> Reader:
         schema, scan = with_places(
             path, schema, lambda columns: scan_parquet(path, columns), mapping
         )
-        return typed_reader(schema, scan, mapping, rows=file.metadata.num_rows)
+        partition = {
+            name: value for name, value in partition_of(path).items() if name not in schema.names
+        }
+        if partition:
+            schema, scan = _with_partition(schema, scan, partition)
+        reader = typed_reader(schema, scan, mapping, rows=file.metadata.num_rows)
+        return replace(reader, partition=partition)
+
+
+def partition_of(path: Path) -> dict[str, int | str | None]:
+    """The values that directories have in their names as Hive writes them, `year=2014`."""
+    pairs = [part.partition("=") for part in path.parts[:-1]]
+    return {name: _partition_value(value) for name, sign, value in pairs if name and sign}
+
+
+def _partition_value(text: str) -> int | str | None:
+    if text == _NULL_PARTITION:
+        return None
+    return int(text) if _WHOLE_NUMBER.fullmatch(text) else unquote(text)
+
+
+def _with_partition(
+    schema: pa.Schema, scan: Scan, partition: Mapping[str, int | str | None]
+) -> tuple[pa.Schema, Scan]:
+    """The columns of a file with those of its partition, which have one value each."""
+    values = {
+        n: pa.scalar(v, pa.int64() if isinstance(v, int) else pa.string())
+        for n, v in partition.items()
+    }
+
+    def scan_partition(columns: Sequence[str]) -> Iterator[pa.Table]:
+        stored = [name for name in columns if name not in values] or schema.names[:1]
+        for piece in scan(stored):
+            for name in values:
+                piece = piece.append_column(name, pa.repeat(values[name], piece.num_rows))
+            yield piece.select(list(columns))
+
+    fields = [pa.field(name, value.type) for name, value in values.items()]
+    return pa.schema([*schema, *fields], schema.metadata), scan_partition
 
 
 def scan_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

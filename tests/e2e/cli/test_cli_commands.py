@@ -309,6 +309,57 @@ def test_error_names_the_file(run: Run, csv: Path, tmp_path: Path, fresh_name: F
     assert f"{other}: found no column for the latitude" in refused
 
 
+def test_directory_of_parquet_is_resumed_and_names_its_files(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    name, root = fresh_name("partitions"), tmp_path / "stations"
+    for station in ("A1", "B2"):
+        path = root / f"station={station}" / "part-0.parquet"
+        path.parent.mkdir(parents=True)
+        time = pd.to_datetime(["2020-01-01T06:00Z"] * 3)
+        frame = pd.DataFrame({"lat": [40.0] * 3, "lon": [-105.0] * 3, "time": time, "t": range(3)})
+        frame.to_parquet(path)
+    (root / "_delta_log.parquet").write_text("no Parquet")
+    done = run("ingest", name, str(root), "--create", "--index", "t,station").stdout
+    for station in ("A1", "B2"):
+        assert f"{root}/station={station}/part-0.parquet: 3 observations stored" in done
+    assert values(run("--json", "count", name, "station = 'B2'"))["count"] == 3
+    again = run("ingest", name, str(root / "station=*" / "*.parquet"))
+    assert again.stdout.count("0 new, 3 already stored") == 2
+    bad = root / "station=C3" / "part-0.parquet"
+    bad.parent.mkdir()
+    bad.write_bytes(b"PAR1")
+    refused = run("ingest", name, str(root), fails=2)
+    assert refused.stdout.count("0 new, 3 already stored") == 2
+    assert str(bad) in refused.stderr
+    listed = values(run("ingest", str(root / "station=A1"), "--list", "--json"))
+    assert [row["variable"] for row in listed] == ["lat", "lon", "time", "t", "station"]
+    (tmp_path / "empty").mkdir()
+    refused = run("ingest", name, str(tmp_path / "empty"), fails=2)
+    assert "expected Parquet files" in refused.stderr
+    refused = run("ingest", name, str(tmp_path / "*.csv"), fails=2)
+    assert "expected files that match" in refused.stderr
+    assert "expected a file at" in run("ingest", name, str(tmp_path / "no.csv"), fails=2).stderr
+
+
+def test_zarr_store_is_ingested_and_resumed(run: Run, tmp_path: Path, fresh_name: Fresh) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    name, path = fresh_name("grids"), tmp_path / "grid.zarr"
+    times = pd.date_range("2020-01-01", periods=4)
+    values_of = np.arange(24.0).reshape(4, 2, 3)
+    xarray.Dataset(
+        {"t": (("time", "lat", "lon"), values_of, {"units": "K"})},
+        {"time": times, "lat": [1.0, 2.0], "lon": [3.0, 4.0, 5.0]},
+    ).to_zarr(path, consolidated=False)
+    assert "24 observations stored" in run("ingest", name, str(path), "--create").stdout
+    assert values(run("--json", "count", name, "t > 11.5"))["count"] == 12
+    moved = path.rename(tmp_path / "moved.zarr")
+    assert "0 new, 24 already stored" in run("ingest", name, str(moved)).stdout
+    listed = values(run("ingest", str(moved), "--list", "--json"))
+    assert [row["variable"] for row in listed] == ["lat", "lon", "time", "t"]
+
+
 def test_ingest_list_shows_a_file_without_places(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "nowhere.csv"
     path.write_text("when,wind\n2020-01-01,3.5\n")
