@@ -28,6 +28,33 @@ FILES = {
 2022 06 05 13 00 280  3.0  4.0    MM    MM    MM  MM 1015.2    MM  13.9    MM   MM +1.6    MM
 2022 06 05 12 50 270  3.0  4.0   0.5     7   3.5 100 1014.3    MM  13.8    MM   MM   MM    MM
 """,
+    "cwwcNDBCMet.csv": """\
+station,time,latitude,longitude,wspd,wtmp
+,UTC,degrees_north,degrees_east,m s-1,degree_C
+"46029",2014-03-01T00:00:00Z,46.163,-124.487,5.1,10.5
+"46029",2014-03-01T01:00:00Z,46.163,-124.487,NaN,10.6
+""",
+    "cwwcNDBCMet.csvp": """\
+station,time (UTC),latitude (degrees_north),longitude (degrees_east),wspd (m s-1),wtmp (degree_C)
+"46029",2014-03-01T02:00:00Z,46.163,-124.487,5.3,11.5
+""",
+    "query.txt": """\
+#EventID | Time | Latitude | Longitude | Depth/km | Author | MagType | Magnitude | EventLocationName
+3337497|2011-03-11T05:46:23.200000|38.2963|142.498|19.7|ISC|MW|9.09|NEAR EAST COAST OF HONSHU, JAPAN
+3279407|2010-02-27T06:34:13.330000|-36.1485|-72.9327|28.1|ISC|MW|8.78|OFF COAST OF CENTRAL CHILE
+""",
+    "all_week.csv": """\
+time,latitude,longitude,depth,mag,magType,net,id,updated,place,type,status
+2018-02-07T23:39:31.140Z,33.49,-116.79,5.27,0.87,ml,ci,ci1,2018-02-07T23:43:07.380Z,"NE, CA",a,b
+2018-02-07T23:35:32.980Z,60.0,-152.0,,2.1,ml,ak,ak2,2018-02-07T23:41:02.040Z,"Alaska",a,b
+""",
+    "nwis.rdb": """\
+# Some of the data that you have obtained may not have received approval.
+agency_cd\tsite_no\tdatetime\ttz_cd\t69928_00060\t69928_00060_cd
+5s\t15s\t20d\t6s\t14n\t10s
+USGS\t01646500\t2014-11-02 01:30\tEDT\t5850\tA
+USGS\t01646500\t2014-11-02 01:30\tEST\t5860\tA
+""",
     "asos.csv": """\
 #DEBUG: Format Typ    -> onlycomma
 station,valid,lon,lat,tmpf,dwpf,sknt,p01i,wxcodes
@@ -55,6 +82,10 @@ SID,SEASON,NUMBER,BASIN,SUBBASIN,NAME,ISO_TIME,NATURE,LAT,LON,WMO_WIND,WMO_PRES
 }
 ANSWERS = {
     "buoys": {"station": "46029", "wave_height": 0.5, "pressure": 1014.3},
+    "sst": {"station": 46029, "wspd": 5.3, "wtmp": 11.5, "time": "2014-03-01T02:00:00Z"},
+    "events": {"magnitude": 9.09, "depth_km": 19.7, "latitude": 38.2963},
+    "quakes": {"place": "Alaska", "depth": None},
+    "rivers": {"site": "01646500", "flow": 5860, "time": "2014-11-02T06:30:00Z"},
     "asos": {"station": "MWN", "wind": 70.0, "rain": None},
     "ais": {"mmsi": 368084090, "speed": 6.0, "name": "TUG ONE"},
     "storms": {"name": "SANDY", "basin": "NA", "wind": 100},
