@@ -27,8 +27,6 @@ from galileo.model.schema import Feature, Schema
 
 SAMPLED_MAX = 64
 """Variables of a file whose values a list shows: reading them costs time."""
-PARQUET_SUFFIXES = (".parquet", ".geoparquet", ".pq")
-"""Of the files that a directory stands for."""
 INDEXED_NAMED = 6
 """Indexed features that the note about a created dataset names."""
 
@@ -148,7 +146,7 @@ def ingest(
           --map wind=WMO_WIND --bad-rows bad.csv
     """
     mapping = Mapping.of(maps, missing, CsvOptions(**csv), GridOptions(rows, group, reference_time))
-    if only_list and (Path(dataset) == STDIN or Path(dataset).exists() or _is_pattern(dataset)):
+    if only_list and (Path(dataset) == STDIN or Path(dataset).exists() or "*" in dataset):
         files = (Path(dataset), *files)
     if not files:
         raise click.UsageError("Missing argument 'FILES...'.")
@@ -167,42 +165,34 @@ def ingest(
         if unchanged_since is not None:
             schema = keyed_dataset(client, dataset)
             options["unchanged_since"] = cursor_of(schema, unchanged_since)
-        names = Counter(path.name for path in files)
+        counts = Counter(path.name for path in files)
         for path in files:
-            name = path.name if names[path.name] == 1 else str(path)
+            name = path.name if counts[path.name] == 1 else str(path)
             with readable(path, suffix=f".{file_format or 'csv'}") as file:
                 source = open_source(file, mapping=mapping, format=file_format)
-                _ingest_file(session.output, client, source, path, name, dataset=dataset, **options)
-
-
-def _is_pattern(text: str) -> bool:
-    return any(mark in text for mark in "*?[")
+                where: dict[str, Any] = {"path": path, "name": name, "dataset": dataset}
+                _ingest_file(session.output, client, source, **where, **options)
 
 
 def _files_of(path: Path) -> Sequence[Path]:
-    """The files that an argument stands for, in the order of their names.
+    """The files that an argument stands for, in the order of their paths.
 
     Raises:
         InputError: a directory or a pattern has none.
     """
-    if path == STDIN or path.is_file() or (path.is_dir() and is_zarr(path)):
+    is_directory = path.is_dir() and not is_zarr(path)
+    if path == STDIN or (path.exists() and not is_directory):
         return [path]
-    if path.is_dir():
-        found = sorted(
-            file
-            for file in path.rglob("*")
-            if file.suffix.lower() in PARQUET_SUFFIXES
-            and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-        )
-        expected = f"Parquet files ({', '.join(PARQUET_SUFFIXES)}) or a Zarr store in {path}"
-    elif not path.exists() and _is_pattern(str(path)):
-        matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-        found = sorted(each for each in matches if each.is_file() or is_zarr(each))
-        expected = f"files that match {str(path)!r}"
-    else:
-        found, expected = [path] if path.exists() else [], f"a file at {path}"
+    pattern = path / "**" / "*.parquet" if is_directory else path
+    found = sorted(
+        file
+        for file in Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+        if (file.is_file() or is_zarr(file))
+        # Such as _temporary of Spark.
+        if not any(part.startswith(("_", ".")) for part in {*file.parts} - {*path.parts})
+    )
     if not found:
-        raise InputError(f"expected {expected}, got none", expected="file")
+        raise InputError(f"expected a file at {pattern}, got none", expected="file")
     return found
 
 
@@ -210,9 +200,9 @@ def _ingest_file(
     output: Output,
     client: Client,
     source: Source,
+    *,
     path: Path,
     name: str,
-    *,
     dataset: str,
     **options: Any,
 ) -> None:

@@ -5,7 +5,6 @@ xarray and zarr read them, in blocks of whole chunks where these are small enoug
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,8 +16,6 @@ from galileo.formats.netcdf import SLAB_VALUES_MAX, decoded, joined, open_groups
 from galileo.formats.reader import Reader, library_errors
 from galileo.optional_imports import library
 
-CHUNK_BYTES_MAX = 1 << 30
-"""Of a chunk, which is read as a whole; many are read at once."""
 MARKERS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 """Files of which the directory of a store has one."""
 _UNSAFE_FILTERS = ("pickle",)
@@ -67,19 +64,10 @@ def _groups(path: Path, group: Any, name: str = "") -> dict[str, list[str]]:
     """By path the dimensions of the groups of a store, "" for its root, parents before children.
 
     Raises:
-        InputError: an array has chunks that are too large, or is decoded by running its data.
+        InputError: decoding an array could run code.
     """
     dims: dict[str, None] = {}
     for array_name, array in group.arrays():
-        size = math.prod(array.chunks) * array.dtype.itemsize
-        if size > CHUNK_BYTES_MAX:
-            raise InputError(
-                f"expected chunks of at most {CHUNK_BYTES_MAX >> 20:,} MiB in {path}, got "
-                f"{size >> 20:,} MiB in {array_name!r}; write it with smaller ones",
-                expected="chunk_bytes",
-                bound=CHUNK_BYTES_MAX,
-                variable=array_name,
-            )
         filters = [getattr(one, "codec_id", "") for one in array.filters]
         if unsafe := [one for one in filters if one in _UNSAFE_FILTERS]:
             raise InputError(

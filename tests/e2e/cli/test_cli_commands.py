@@ -319,7 +319,8 @@ def test_directory_of_parquet_is_resumed_and_names_its_files(
         time = pd.to_datetime(["2020-01-01T06:00Z"] * 3)
         frame = pd.DataFrame({"lat": [40.0] * 3, "lon": [-105.0] * 3, "time": time, "t": range(3)})
         frame.to_parquet(path)
-    (root / "_delta_log.parquet").write_text("no Parquet")
+    (root / "_temporary").mkdir()
+    (root / "_temporary" / "part-0.parquet").write_text("no Parquet")
     done = run("ingest", name, str(root), "--create", "--index", "t,station").stdout
     for station in ("A1", "B2"):
         assert f"{root}/station={station}/part-0.parquet: 3 observations stored" in done
@@ -336,10 +337,10 @@ def test_directory_of_parquet_is_resumed_and_names_its_files(
     assert [row["variable"] for row in listed] == ["lat", "lon", "time", "t", "station"]
     (tmp_path / "empty").mkdir()
     refused = run("ingest", name, str(tmp_path / "empty"), fails=2)
-    assert "expected Parquet files" in refused.stderr
-    refused = run("ingest", name, str(tmp_path / "*.csv"), fails=2)
-    assert "expected files that match" in refused.stderr
-    assert "expected a file at" in run("ingest", name, str(tmp_path / "no.csv"), fails=2).stderr
+    assert f"expected a file at {tmp_path}/empty/**/*.parquet, got none" in refused.stderr
+    for pattern in ("*.csv", "no.csv"):
+        refused = run("ingest", name, str(tmp_path / pattern), fails=2)
+        assert f"expected a file at {tmp_path}/{pattern}, got none" in refused.stderr
 
 
 def test_zarr_store_is_ingested_and_resumed(run: Run, tmp_path: Path, fresh_name: Fresh) -> None:

@@ -178,16 +178,6 @@ def edited(path: Path, name: str, **values: Any) -> None:
     document.write_text(json.dumps(about | values))
 
 
-def test_chunks_that_are_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    path = write(grid()[["t"]], tmp_path / "x.zarr")
-    about = json.loads((path / "t" / "zarr.json").read_text())
-    about["shape"] = [1 << 40, 3, 4]
-    about["chunk_grid"]["configuration"]["chunk_shape"] = [1 << 30, 3, 4]
-    edited(path, "t", **about)
-    with raises(InputError, expected="chunk_bytes", bound=1 << 30, variable="t"):
-        open_source(path)
-
-
 @pytest.mark.parametrize(
     ("filters", "expected"), [(["vlen-utf8", "pickle"], "filters"), (["pickle"], "whole_file")]
 )
