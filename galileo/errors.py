@@ -149,8 +149,7 @@ REMEDIES = {
     "geometries": Remedy(
         "take a point of each in GeoPandas, such as .set_geometry(frame.representative_point()), "
         "or store the rows in a table with upsert",
-        "take a point of each in GeoPandas, such as .set_geometry(frame.representative_point()), "
-        "or store the rows in a table with galileo table upsert",
+        "convert each to a point, or store the rows in a table with galileo table upsert",
     ),
     "missing_value": Remedy(
         "if it means a missing value, ingest the file into a new dataset with missing={number}",

@@ -190,9 +190,14 @@ MEASURED: dict[str, tuple[Callable[[], Frame], list[str], Callable[[Frame], Any]
 @pytest.fixture
 def no_datasets(client: galileo.Client) -> Iterator[None]:
     """Other pages use the names of the datasets for their own."""
+
+    def drop() -> None:
+        for name in {schema.name for schema in client.datasets()} & {*ANSWERS, *MEASURED}:
+            client.drop_dataset(name)
+
+    drop()
     yield
-    for name in {schema.name for schema in client.datasets()} & {*ANSWERS, *MEASURED}:
-        client.drop_dataset(name)
+    drop()
 
 
 def run_commands(cluster: galileo.LocalCluster, heading: str) -> dict[str, list[dict[str, Any]]]:

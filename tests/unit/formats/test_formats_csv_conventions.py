@@ -231,7 +231,7 @@ def test_nwis_unknown_zone_is_refused(tmp_path: Path) -> None:
         ("latitude,longitude,time,level (degrees_north),t", "1,2,2020-01-01,a,3"),
     ],
 )
-def test_what_only_looks_like_units_is_data(tmp_path: Path, header: str, row: str) -> None:
+def test_line_that_only_looks_like_units_is_data(tmp_path: Path, header: str, row: str) -> None:
     table, units = read(tmp_path / "x.csv", f"{header}\n{row}\n")
     assert (table.num_rows, table.column("t").to_pylist(), units) == (1, [3], {})
 

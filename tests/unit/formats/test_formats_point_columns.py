@@ -127,7 +127,7 @@ def test_other_geometries_are_refused_with_their_row(tmp_path: Path, shape: Any,
     with raises(InvalidObservations, expected="points", row=4) as caught:
         read(path)
     assert f"got a {name} in row 4 of {path}" in str(caught.value)
-    assert "representative_point" in caught.value.command_message
+    assert "galileo table upsert" in caught.value.command_message
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_damaged_store_is_refused(tmp_path: Path, version: int) -> None:
         open_source(path)
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_other_directories_and_archives_are_refused(tmp_path: Path) -> None:
     archive = tmp_path / "x.zip"
     archive.write_bytes(b"PK\5\6" + bytes(18))
     with raises(InputError, expected="whole_file", format="Zarr"):
