@@ -21,7 +21,7 @@ CLIENT = (
 )
 CONDITIONS = "What a client takes as a query: CQL2 text, or an expression of these."
 RESULTS = """
-Labels LabelBatches BlockingLabelBatches QueryEnd Receipt QueryExplanation NodeExplanation
+Labels LabelBatches BlockingLabelBatches QueryEnd Receipt Choice QueryExplanation NodeExplanation
 NearestResult LatestResult Page Aggregates FeatureSummary Estimate Children Vertex TreeView
 DatasetDescription FeatureDescription DatasetVersion PartitionVersion ClusterStatus NodeStatus
 MoveProgress CallerIdentity TableRows

@@ -6,6 +6,7 @@ import itertools
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,25 @@ from galileo.cli.output import Output, counted
 from galileo.cli.session import Session, in_session
 from galileo.client import Client
 from galileo.client.results import Receipt
-from galileo.errors import InputError
-from galileo.formats import CsvOptions, GridOptions, Mapping, Source, VariableInfo, open_source
+from galileo.errors import InputError, listed
+from galileo.formats import (
+    Choice,
+    CsvOptions,
+    GridOptions,
+    Mapping,
+    Source,
+    VariableInfo,
+    open_source,
+)
 from galileo.formats.expressions import Literal, names
-from galileo.formats.source import DEFAULT_INDEXED_MAX, skipped_words
+from galileo.formats.source import skipped_words
 from galileo.formats.variables import format_names
 from galileo.formats.zarr import is_zarr
 from galileo.model.schema import Feature, Schema
+from galileo.model.times import MICROS, duration_text
 
 SAMPLED_MAX = 64
 """Variables of a file whose values a list shows: reading them costs time."""
-INDEXED_NAMED = 6
-"""Indexed features that the note about a created dataset names."""
 
 
 @click.command()
@@ -65,16 +73,17 @@ INDEXED_NAMED = 6
 @click.option(
     "--index",
     metavar="NAME,...",
-    help="Features that queries can use (with --create).  [default: those mapped, or the first 32]",
+    help="Features that queries can use (with --create).  [default: those mapped, or those of the "
+    "first 32 that do not make a path of each row]",
 )
 @click.option(
     "--precision",
-    default=5,
-    show_default=True,
-    help="Geohash characters of a block (with --create).",
+    type=int,
+    help="Geohash characters of a block (with --create).  [default: 2 to 5, by the first rows]",
 )
 @click.option(
-    "--bucket", default="1h", show_default=True, help="Width of a block in time (with --create)."
+    "--bucket",
+    help="Width of a block in time (with --create).  [default: 1h or more, by the first rows]",
 )
 @click.option(
     "--key",
@@ -112,8 +121,8 @@ def ingest(
     file_format: str | None,
     create: bool,
     index: str | None,
-    precision: int,
-    bucket: str,
+    precision: int | None,
+    bucket: str | None,
     key: tuple[str, ...],
     unchanged_since: str | None,
     only_list: bool,
@@ -212,7 +221,7 @@ def _ingest_file(
             dataset, source, progress=lambda rows: bar.advance(task, rows), **options
         )
     if receipt.created:
-        _report_created(output, client.schema(dataset), source, options)
+        _report_created(output, client.schema(dataset), source, receipt.choices)
         if (left_out := source.left_out()) and not source.mapping.features:
             words = f"galileo: not taken from {name}: {format_names(left_out)}"
             has_levels = source.format in ("netcdf", "zarr") and source.has_levels_left_out
@@ -228,6 +237,7 @@ def _ingest_file(
             "paths": receipt.paths,
             "reached": receipt.reached,
             "created": receipt.created,
+            "choices": [asdict(choice) for choice in receipt.choices],
         },
         words=f"{name}: {_stored(receipt)}",
     )
@@ -245,7 +255,7 @@ def _stored(receipt: Receipt) -> str:
 
 
 def _report_created(
-    output: Output, schema: Schema, source: Source, options: dict[str, Any]
+    output: Output, schema: Schema, source: Source, choices: Sequence[Choice]
 ) -> None:
     """Prints what was chosen for a new dataset, and what was left out."""
     count = len(schema.features)
@@ -254,9 +264,15 @@ def _report_created(
         output.value(
             None,
             words=f"Created dataset {schema.name} ({counted(count, 'feature')}), with blocks of "
-            f"{schema.geohash_precision} geohash characters and {options['bucket']}{key}: "
+            f"{schema.geohash_precision} geohash characters and "
+            f"{duration_text(schema.time_bucket_us / MICROS)}{key}: "
             + format_names([_described(feature) for feature in schema.features]),
         )
+        for choice in choices:
+            output.value(None, words=f"  {choice.option} {choice.value}: {choice.reason}")
+        if options := listed([f"--{choice.option}" for choice in choices]):
+            words = f"  To choose otherwise, drop the dataset and ingest again with {options}"
+            output.value(None, words=words)
     sources = {variable.name: variable for variable in source.variables()}
     used = {name for binding in source.bindings for name in names(binding.expression or Literal(0))}
     for variable in (sources[name] for name in sources if name in used):
@@ -264,14 +280,6 @@ def _report_created(
             output.note(
                 f"galileo: {variable.name}: {variable.reason}, so it is text{_remedy(variable)}"
             )
-    indexed = [feature.name for feature in schema.features if feature.indexed]
-    if options["index"] is None and count > len(indexed) == DEFAULT_INDEXED_MAX:
-        output.note(
-            f"galileo: only the first {len(indexed)} of {count} features are indexed, so that "
-            f"queries can use no others: {', '.join(indexed[:INDEXED_NAMED])}, and "
-            f"{len(indexed) - INDEXED_NAMED} more (see galileo dataset show {schema.name}). "
-            "To choose, create the dataset with --index NAME,... or --map"
-        )
 
 
 def _described(feature: Feature) -> str:

@@ -40,6 +40,7 @@ from galileo.client.results import (
 )
 from galileo.client.sparql_views import SparqlView
 from galileo.client.spool import Spool, SpooledUpdate, SpooledWindow
+from galileo.formats import Choice
 from galileo.model.versions import PartitionVersion
 from galileo.model.windows import WindowChange
 
@@ -52,6 +53,7 @@ __all__ = [
     "CallerIdentity",
     "ChannelPartition",
     "Children",
+    "Choice",
     "Client",
     "ClusterStatus",
     "DatasetDescription",

@@ -20,7 +20,6 @@ from galileo.client.ingestion import (
     Batches,
     Progress,
     Sending,
-    check_first_batch,
     in_thread,
     send_all,
 )
@@ -30,9 +29,10 @@ from galileo.client.results import Labels, Receipt
 from galileo.client.stored_rows import cursor_argument
 from galileo.cursor import Cursor
 from galileo.errors import InputError, UnknownDataset
-from galileo.formats import CsvOptions, GridOptions, Source, open_source, suggest_schema
+from galileo.formats import Choice, CsvOptions, GridOptions, Source, open_source
 from galileo.formats import Mapping as FileMapping
 from galileo.formats.mapping import Sentinels, Sources
+from galileo.formats.schema_suggestion import suggest
 from galileo.formats.source import BATCH_ROWS
 from galileo.labels import LabelSet, to_ipc
 from galileo.model.enrichment import Step, check_steps, needed_columns, steps_of
@@ -161,8 +161,8 @@ class AsyncObservations(Deletions):
         grid: GridOptions | None = None,
         format: str | None = None,
         index: Sequence[str] | None = None,
-        precision: int = 5,
-        bucket: Duration = "1h",
+        precision: int | None = None,
+        bucket: Duration | None = None,
         key: str | Sequence[str] = (),
         producer: str | None = None,
         progress: Progress | None = None,
@@ -186,9 +186,10 @@ class AsyncObservations(Deletions):
             grid: as for `ingest`.
             format: as for `ingest`.
             index: with `create`, the features that queries can use; by default those that are
-                mapped, or the first 32.
-            precision: with `create`, geohash characters of a block.
-            bucket: with `create`, the width of a block in time.
+                mapped, or those of the first 32 that do not make a path of each row.
+            precision: with `create`, geohash characters of a block; None chooses them by the first
+                rows, and `Receipt.choices` says why.
+            bucket: with `create`, the width of a block in time; None chooses it in the same way.
             key: with `create`, the features of the key, which are indexed; none: observations are
                 never replaced.
             producer: name under which the batches are numbered, in place of the file's own.
@@ -229,21 +230,16 @@ class AsyncObservations(Deletions):
                 partial(open_source, Path(path), mapping=read_by, format=format)
             )
         wanted_key = (key,) if isinstance(key, str) else tuple(key)
-        created = False
+        created, choices = False, tuple[Choice, ...]()
         try:
             _check_key(await self._schema(dataset), wanted_key)
         except UnknownDataset:
             if not create:
                 raise
-            schema = suggest_schema(
-                source,
-                dataset,
-                geohash_precision=precision,
-                time_bucket=bucket,
-                index=index,
-                key=wanted_key,
+            options: dict[str, Any] = {"precision": precision, "bucket": bucket, "index": index}
+            schema, choices = await in_thread(
+                partial(suggest, source, dataset, key=wanted_key, **options)
             )
-            await in_thread(check_first_batch, source, schema)
             self._cache_schema(Schema.from_json(await self._create(schema)))
             created = True
         receipt = await self.ingest(
@@ -253,7 +249,7 @@ class AsyncObservations(Deletions):
             progress=progress,
             unchanged_since=unchanged_since,
         )
-        return replace(receipt, created=created)
+        return replace(receipt, created=created, choices=choices)
 
     async def query(
         self,

@@ -999,8 +999,8 @@ class BlockingCalls(BlockingBase):
         grid: GridOptions | None = None,
         format: str | None = None,
         index: Sequence[str] | None = None,
-        precision: int = 5,
-        bucket: Duration = "1h",
+        precision: int | None = None,
+        bucket: Duration | None = None,
         key: str | Sequence[str] = (),
         producer: str | None = None,
         progress: Progress | None = None,
@@ -1024,9 +1024,10 @@ class BlockingCalls(BlockingBase):
             grid: as for `ingest`.
             format: as for `ingest`.
             index: with `create`, the features that queries can use; by default those that are
-                mapped, or the first 32.
-            precision: with `create`, geohash characters of a block.
-            bucket: with `create`, the width of a block in time.
+                mapped, or those of the first 32 that do not make a path of each row.
+            precision: with `create`, geohash characters of a block; None chooses them by the first
+                rows, and `Receipt.choices` says why.
+            bucket: with `create`, the width of a block in time; None chooses it in the same way.
             key: with `create`, the features of the key, which are indexed; none: observations are
                 never replaced.
             producer: name under which the batches are numbered, in place of the file's own.

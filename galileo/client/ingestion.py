@@ -38,7 +38,7 @@ from galileo.formats import Mapping as FileMapping
 from galileo.formats import Source, open_source
 from galileo.formats.memory import is_grid, is_table, named_tables, open_grid, open_table, opened
 from galileo.formats.reader import Reader
-from galileo.formats.source import BATCH_ROWS, skipped_words
+from galileo.formats.source import BATCH_ROWS
 from galileo.model import keyed
 from galileo.model.observations import normalise
 from galileo.model.paths import buckets_from_table
@@ -453,23 +453,6 @@ async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
 
     threading.Thread(target=work, name="galileo-reading", daemon=True).start()
     return await future
-
-
-def check_first_batch(source: Source, schema: Schema) -> None:
-    """Reads a file's first batch and refuses one that does not fit.
-
-    A schema's features are for ever: a wrong file or mapping must not leave a dataset behind.
-    """
-    bound = source.bound_to(schema)
-    table = next(bound.batches(), None)
-    if table is not None:
-        normalise(schema, table)
-    elif bound.skipped:
-        raise InputError(
-            f"expected an observation, got none: {skipped_words(bound.lacking)}; the dataset was "
-            "not created",
-            expected="observations",
-        )
 
 
 async def _each(data: Batches) -> AsyncGenerator[Any, None]:

@@ -18,6 +18,7 @@ from galileo.arrays import one_array
 from galileo.client import geo_files, notebook_repr, plots
 from galileo.cursor import EMPTY_CURSOR, CommitRange, Cursor
 from galileo.errors import InputError
+from galileo.formats import Choice
 from galileo.labels import LabelSet
 from galileo.model.channel import LEFT, SUBSCRIPTION, matches_between, pairs_of
 from galileo.model.windows import Window, WindowChange, instant
@@ -172,6 +173,7 @@ class Receipt:
         lacking: of `skipped`, the rows by what they lack: "latitude", "longitude", "time", "value".
         keys: different keys among the rows of a table; None where they were not counted.
         created: whether `ingest_file` has created the dataset.
+        choices: what was chosen for a dataset that was created, because no option says it, and why.
         start_us: the least time of the observations, also of deleted ones, microseconds since 1970;
             None if there are none, and of tables.
         end_us: the greatest time of these observations.
@@ -194,6 +196,7 @@ class Receipt:
     lacking: Mapping[str, int] = field(default_factory=dict)
     keys: int | None = None
     created: bool = False
+    choices: tuple[Choice, ...] = ()
     start_us: int | None = None
     end_us: int | None = None
     evaluated: Cursor | None = None

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +26,6 @@ from galileo.errors import (
     InputError,
     InvalidObservations,
     InvalidSchema,
-    UnknownProperty,
 )
 from galileo.formats.expressions import (
     Expression,
@@ -48,7 +46,6 @@ from galileo.formats.variables import (
     default_features,
     derived_names,
     feature_name,
-    format_names,
     resolve,
     split_name,
 )
@@ -59,14 +56,11 @@ from galileo.model.schema import (
     Feature,
     FeatureType,
     Schema,
-    nearest_name,
 )
-from galileo.model.times import Duration
 from galileo.model.units import converted, is_converted, is_known
 
 Counts: TypeAlias = AbstractMapping[str, int]
 BATCH_ROWS = 65_536
-DEFAULT_INDEXED_MAX = 32
 SAMPLE_ROWS, SAMPLE_VALUES = 10_000, 3
 
 # Part of each digest. Increase it with any change to the order of rows or to the values.
@@ -325,93 +319,6 @@ def skipped_words(lacking: Counts) -> str:
         for name, count in lacking.items()
         if count
     )
-
-
-def suggest_schema(
-    source: Source,
-    name: str,
-    *,
-    geohash_precision: int = 5,
-    time_bucket: Duration = "1h",
-    index: Sequence[str] | None = None,
-    key: Sequence[str] = (),
-) -> Schema:
-    """A schema for a dataset of the file's observations, with what the file says of them.
-
-    What no feature can have, such as a unit that UDUNITS does not know, is left out with a warning.
-
-    The features of `index` are indexed; without it those of the mapping; without a mapping the
-    first `DEFAULT_INDEXED_MAX` that are no identifiers. Those of `key` are always indexed.
-
-    Raises:
-        UnknownProperty: `index` or `key` names an unknown feature.
-        InvalidSchema: a feature of `key` has a type that no key can have.
-    """
-    selected = {feature for feature, _ in source.mapping.features}
-    if index is not None:
-        selected = {_known_feature(name, source.bindings, use="index") for name in index}
-    key = [_known_feature(name, source.bindings, use="make the key of") for name in key]
-    identifiers = {variable.name for variable in source.variables() if variable.identifier}
-    candidates = [
-        binding.feature
-        for binding in source.bindings
-        if binding.expression and not identifiers & {*names(binding.expression)}
-    ]
-    first = list(dict.fromkeys([*key, *candidates]))[:DEFAULT_INDEXED_MAX]
-    indexed = {*key, *(selected if selected or index is not None else first)}
-    features = [_feature(b, indexed=b.feature in indexed) for b in source.bindings]
-    return Schema(
-        name, features, geohash_precision=geohash_precision, time_bucket=time_bucket, key=key
-    )
-
-
-def _feature(binding: Binding, *, indexed: bool) -> Feature:
-    """The feature of a binding, with a warning about what is left out of its description."""
-    about, kind = binding.about, _known_type(binding)
-    left_out = [about.left_out] if about.left_out else []
-    if not is_known(about.unit):
-        left_out.append(f"the unit {about.unit!r}, which UDUNITS does not know")
-        about = replace(about, unit="")
-    if about.flags and kind != "int":
-        left_out.append(f"flags of the type {kind}")
-        about = replace(about, flags=())
-    for words in left_out:
-        warnings.warn(
-            GalileoWarning(f"{binding.feature}: left out of its description: {words}"), stacklevel=3
-        )
-    return Feature(
-        binding.feature,
-        about.unit,
-        kind,
-        indexed,
-        standard_name=about.standard_name,
-        description=about.description,
-        flags=dict(about.flags),
-    )
-
-
-def _known_type(binding: Binding) -> FeatureType:
-    if binding.type is None:
-        raise InputError(
-            f"expected a value that tells the type of feature {binding.feature!r}, got none in the "
-            "whole file; leave it out and add it later, or create the dataset with its types",
-            expected="value",
-            feature=binding.feature,
-        )
-    return binding.type
-
-
-def _known_feature(name: str, bindings: Sequence[Binding], *, use: str) -> str:
-    features = [binding.feature for binding in bindings]
-    if name not in features:
-        close = nearest_name(name, features)
-        hint = f"; did you mean {close!r}?" if close else "."
-        raise UnknownProperty(
-            f"there is no feature {name!r} to {use}{hint} "
-            f"The features are {format_names(features)}",
-            nearest=close,
-        )
-    return name
 
 
 # --- binding features to variables -----------------------------------------------------------

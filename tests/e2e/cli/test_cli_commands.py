@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
@@ -242,6 +244,43 @@ def test_ingest_says_what_was_chosen_and_left_out(
     assert "'wvht' are numbers and were stored as texts" in printed.stderr
 
 
+def test_created_grid_takes_little_room_and_says_what_was_chosen(
+    run: Run, tmp_path: Path, fresh_name: Fresh
+) -> None:
+    time, y, x = (each.ravel() for each in np.indices((4, 60, 80)))
+    columns = {
+        "latitude": 40 + y * 0.25,
+        "longitude": x * 0.25,
+        "time": (np.datetime64("2014-03-01T00", "us") + time * np.timedelta64(6, "h")),
+        "t2m": np.random.default_rng(1).normal(280, 10, len(time)).astype(np.float32),
+    }
+    name, path = fresh_name("grid"), tmp_path / "grid.parquet"
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    printed = run("ingest", name, str(path), "--create")
+    [created, *choices, otherwise, stored] = printed.stdout.splitlines()
+    assert created.endswith(
+        " with blocks of 3 geohash characters and 1h: t2m float32 (not indexed)"
+    )
+    average = r"a path has (\d+\.\d) of the first 19,200 rows on average"
+    patterns = [
+        rf"  precision 3: {average}, and 1\.0 with 5",
+        rf"  bucket 1h: {average}",
+        rf"  index nothing: {average}, and 1\.0 with t2m; conditions and statistics of labels .*",
+    ]
+    assert all(re.fullmatch(*pair) for pair in zip(patterns, choices, strict=True))
+    assert otherwise.endswith("with --precision, --bucket, --index")
+    assert stored == "grid.parquet: 19,200 observations stored"
+    shown = values(run("dataset", "show", name, "--json"))
+    assert shown["bytes"] <= 38 * len(time), "the cluster keeps one copy"
+    groups = values(run("aggregate", name, "--mean", "t2m", "--json"))
+    mean = float(np.mean(columns["t2m"], dtype=np.float64))
+    assert groups["groups"][0]["t2m_mean"] == pytest.approx(mean)
+    assert "not indexed" in run("query", name, "t2m > 280", fails=2).stderr
+    chosen = values(run("ingest", name + "2", str(path), "--create", "--index", "t2m", "--json"))
+    assert [one["option"] for one in chosen["choices"]] == ["precision", "bucket"]
+    assert values(run("--json", "count", name + "2", "t2m > 280"))["count"] > 0
+
+
 def test_rows_without_a_place_are_named_and_create_nothing(
     run: Run, tmp_path: Path, fresh_name: Fresh
 ) -> None:
@@ -414,11 +453,11 @@ def test_ingest_of_many_features_names_the_unindexed(
     row = ",".join(["1,2,2014-03-01", *map(str, range(40))])
     wide.write_text(f"lat,lon,time,{','.join(names)}\n{row}\n")
     done = run("ingest", fresh_name("wide"), str(wide), "--create")
-    assert "only the first 32 of 40 features are indexed" in done.stderr
-    assert "v5, and 26 more (see galileo dataset show " in done.stderr
+    assert "  index v0, v1, v2, " in done.stdout
+    assert "only the first 32 of 40 features are indexed" in done.stdout
     chosen = fresh_name("wide")
     done = run("ingest", chosen, str(wide), "--create", "--index", "v39, v0")
-    assert "indexed" not in done.stderr
+    assert "  index" not in done.stdout
     features = values(run("dataset", "show", chosen, "--json"))["features"]
     assert [one["name"] for one in features if one["indexed"]] == ["v0", "v39"]
     wrong = run("ingest", chosen + "2", str(wide), "--create", "--index", "v40", fails=2).stderr

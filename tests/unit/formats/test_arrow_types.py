@@ -19,11 +19,10 @@ from expected_errors import raises
 from galileo.arrays import held_by_floats, plain, plain_type
 from galileo.client.geometry_objects import with_wkb
 from galileo.errors import GalileoError, InvalidObservations
-from galileo.formats import Source, open_source
+from galileo.formats import Source, open_source, suggest_schema
 from galileo.formats.arrow_files import scan_parquet
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory import is_table, named_tables, open_table, plain_tables
-from galileo.formats.source import suggest_schema
 from galileo.formats.strict_source import StrictSource
 from galileo.formats.table_files import open_rows
 from galileo.model.observations import normalise

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from galileo.client.table_formats import WRITERS as EXPORTS
 from galileo.errors import InputError
-from galileo.formats import Source, open_source
+from galileo.formats import Source, open_source, suggest_schema
 from galileo.formats.mapping import Mapping
 from galileo.formats.memory import open_table
 from galileo.formats.reader import NOWHERE, Reader
-from galileo.formats.source import suggest_schema
 from galileo.formats.variables import VariableInfo, default_features
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema

@@ -15,9 +15,8 @@ import pytest
 from expected_errors import raises
 
 from galileo.errors import GalileoError, InputError, InvalidObservations
-from galileo.formats import open_source
+from galileo.formats import open_source, suggest_schema
 from galileo.formats.mapping import Mapping
-from galileo.formats.source import suggest_schema
 from galileo.formats.table_files import open_rows
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from galileo.arrays import rebatch
 from galileo.errors import InputError, InvalidObservations, InvalidSchema, UnknownProperty
 from galileo.formats import CsvOptions, Mapping, Source, open_source, suggest_schema
-from galileo.formats.source import DEFAULT_INDEXED_MAX
+from galileo.formats.schema_suggestion import DEFAULT_INDEXED_MAX
 from galileo.model.observations import normalise
 from galileo.model.schema import Feature, Schema
 
