@@ -175,7 +175,7 @@ WRONG: dict[str, tuple[str, str]] = {
     f"sampler revoke {'0' * 64}": ("unknown_sampler", "which the cluster does not have"),
     "sampler new 'a b'": ("invalid_input", "got 'a b'"),
     # --- files to ingest ---
-    "ingest {air} /nowhere.csv": ("usage", "File '/nowhere.csv' does not exist"),
+    "ingest {air} /nowhere.csv": ("invalid_input", "expected a file at /nowhere.csv, got none"),
     "ingest {air} {files}/empty.csv": ("invalid_input", "header line .*empty.csv, got none"),
     "ingest {air} {files}/junk.bin": (
         "invalid_input",
