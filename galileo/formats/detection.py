@@ -56,7 +56,7 @@ READERS: dict[str, Format] = {
         "GeoJSON", open_geojson, suffixes=(".geojson", ".json"), is_gzip_allowed=True
     ),
     "ndjson": Format(
-        "JSON lines, JSON array",
+        "JSON lines and arrays",
         open_ndjson,
         suffixes=(".ndjson", ".jsonl", ".json"),
         is_gzip_allowed=True,
