@@ -698,9 +698,9 @@ class MetadataGraph:
             InputError: the feature is not indexed or a text, the bins are invalid, or a number of
                 bins is given and a value is infinite.
         """
-        check_summary(self.schema, feature, bins)
+        numeric = check_summary(self.schema, feature, bins)
         tasks = self._tasks(query, CommitWindow(after, until, partitions))
-        return summarise(tasks, feature, bins=bins, check=check)
+        return summarise(tasks, numeric, bins=bins, check=check)
 
     def describe(
         self, partitions: frozenset[int], *, check: Check = never_cancelled

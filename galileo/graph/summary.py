@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from galileo.errors import InputError
 from galileo.graph.run_scan import Check, RunScan, never_cancelled, scan_portions
-from galileo.model.schema import Schema
-from galileo.query.columns import IntColumn, NumberColumn, take_rows
+from galileo.model.schema import Feature, Schema
+from galileo.query.columns import IntColumn, NumberColumn, rounded_to_float32, take_rows
 
 BINS_MAX = 10_000
 """Bins of one histogram."""
@@ -89,9 +89,9 @@ class Summary:
         return cls(**fields, histogram=histogram)
 
 
-def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | None) -> None:
-    """Raise `InputError` unless the feature is numeric and the bins are valid."""
-    numeric = [f.name for f in schema.indexed if f.type != "text"]
+def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | None) -> Feature:
+    """The feature; raises `InputError` unless it is numeric and the bins are valid."""
+    numeric = {f.name: f for f in schema.indexed if f.type != "text"}
     if feature not in numeric:
         raise InputError(
             f"expected an indexed feature of dataset {schema.name!r} that has numbers "
@@ -100,7 +100,7 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
             feature=feature,
         )
     if bins is None:
-        return
+        return numeric[feature]
     count = bins if isinstance(bins, int) else len(bins) - 1
     if not 1 <= count <= BINS_MAX:
         raise InputError(
@@ -114,27 +114,34 @@ def check_summary(schema: Schema, feature: str, bins: int | Sequence[float] | No
         raise InputError(
             f"expected ascending, finite edges of bins, got {bins!r}", expected="edges"
         )
+    return numeric[feature]
 
 
 def summarise(
     tasks: Sequence[RunScan],
-    feature: str,
+    feature: Feature,
     *,
     bins: int | Sequence[float] | None,
     check: Check = never_cancelled,
 ) -> Summary:
     """The summary of the matches of `tasks`; a number of bins takes a second pass."""
+
+    def count(values: Numbers | npt.NDArray[np.int64], weights: Weights, edges: Numbers) -> Weights:
+        # As in conditions, the edge 4.7 is the 4.7 of 32 bits.
+        is_single = feature.type == "float32"
+        return _count_bins(values, weights, rounded_to_float32(edges) if is_single else edges)
+
     moments = _Moments()
     edges = None if bins is None or isinstance(bins, int) else np.asarray(bins, dtype=np.float64)
     counts = None if edges is None else np.zeros(len(edges) - 1, dtype=np.int64)
-    for values, weights, paths in _portions(tasks, feature, check):
+    for values, weights, paths in _portions(tasks, feature.name, check):
         moments.add(values, weights, paths=paths)
         if edges is not None and counts is not None:
-            counts += _count_bins(values, weights, edges)
+            counts += count(values, weights, edges)
     if isinstance(bins, int) and moments.valued:
         edges = equal_edges(moments.minimum, moments.maximum, bins=bins)
-        portions = _portions(tasks, feature, check)
-        counts = np.sum([_count_bins(v, w, edges) for v, w, _ in portions], axis=0)
+        portions = _portions(tasks, feature.name, check)
+        counts = np.sum([count(v, w, edges) for v, w, _ in portions], axis=0)
     histogram = None if edges is None or counts is None else Histogram(edges, counts)
     return moments.summary(histogram)
 

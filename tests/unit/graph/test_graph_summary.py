@@ -86,6 +86,27 @@ def test_summarise_invalid_bins_raises(world, bins, expected):
         graph.summarise(parse("", world.schema), "gusts", bins=bins)
 
 
+@pytest.mark.parametrize("bins", [[4.7, 5.3, 6.1], 2])
+def test_summarise_puts_a_float32_into_the_bin_that_begins_with_its_short_text(bins):
+    schema = Schema("sea", [Feature("t", type="float32")])
+    graph, values = MetadataGraph(schema), [4.7, 5.3, 6.1]
+    columns = {
+        "cell": pa.array(range(3), pa.uint64()),
+        "bucket": times_from_micros(np.zeros(3, dtype=np.int64)),
+        "t": pa.array(values, pa.float32()),
+        "row": pa.array(range(3), pa.int32()),
+        "rows": pa.array([1] * 3, pa.int32()),
+    }
+    batch = pa.RecordBatch.from_pydict(
+        {name: columns[name] for name in schema.graph_schema.names}, schema=schema.graph_schema
+    )
+    graph.insert(batch, partition=0, sequence=1)
+    found = graph.summarise(parse("", schema), "t", bins=bins).histogram
+    assert found.counts.sum() == 3
+    if isinstance(bins, list):
+        assert (found.edges.tolist(), found.counts.tolist()) == (bins, [1, 2])
+
+
 def test_summarise_infinite_value_without_edges_raises(world):
     graph, batch = MetadataGraph(world.schema), world.batch(1, 3)
     at = batch.schema.get_field_index("temperature")
