@@ -222,8 +222,6 @@ class TableIndex:
                 parts.append(run)
             elif is_wanted.any():
                 parts.append(run.take(is_wanted))
-        if len(parts) == 1:
-            return parts[0]
         return _merged(parts) if parts else NO_VERSIONS
 
     def find(
@@ -376,6 +374,8 @@ def _in_order(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _merged(parts: Sequence[Versions]) -> Versions:
     """The versions of runs, the older first, sorted by key."""
+    if len(parts) == 1:
+        return parts[0]
     whole = Versions.concatenate(parts)
     return whole.take(merge_order([whole.high, whole.low, whole.since]))
 
