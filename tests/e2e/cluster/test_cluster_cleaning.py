@@ -71,6 +71,8 @@ def test_clean_names_the_node_that_is_down_and_is_repeated(
         assert [secrets_in(directory) for directory in others] == [0, 0]
         assert secrets_in(tmp_path / down.name)
         down.start()
+        # A node erases what the commits that it has heard of have removed.
+        wait_until(lambda: not client.status().under_replicated, timeout_s=60)
         wait_until(lambda: clean(cluster)[0] == 0, timeout_s=60)
         assert secrets_in(tmp_path / down.name) == 0
         assert client.count("rivers") == 480
