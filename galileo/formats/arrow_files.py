@@ -25,8 +25,8 @@ from galileo.formats.columns import (
 from galileo.formats.mapping import Mapping as FileMapping
 from galileo.formats.memory_file import BODY_UNPACKED_BYTES_MAX, is_memory_file
 from galileo.formats.parquet_pages import check_parquet
-from galileo.formats.point_columns import Scan, with_places
-from galileo.formats.reader import Reader
+from galileo.formats.point_columns import with_places
+from galileo.formats.reader import Reader, Scan
 from galileo.geo.geoarrow import with_systems
 from galileo.model.observations import is_text, text_bytes
 from galileo.packing.arrow_streams import check_unpacked

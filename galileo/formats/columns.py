@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +14,7 @@ from galileo.errors import InputError
 from galileo.formats.expressions import Expression, Name, parse
 from galileo.formats.expressions import names as expression_names
 from galileo.formats.mapping import Mapping
-from galileo.formats.reader import NOWHERE, Coordinates, Reader
+from galileo.formats.reader import NOWHERE, Coordinates, Reader, Scan
 from galileo.formats.type_conversion import TIME_PARTS, feature_type, time_columns
 from galileo.formats.variables import VariableInfo, format_names, unknown_name
 from galileo.model.feature_metadata import from_field
@@ -50,7 +50,7 @@ IDENTIFIER_SHARE = 0.5
 
 def typed_reader(
     schema: pa.Schema,
-    scan: Callable[[Sequence[str]], Iterable[pa.Table]],
+    scan: Scan,
     mapping: Mapping,
     *,
     rows: int | None = None,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from galileo.errors import InputError
 from galileo.formats.columns import COORDINATE_UNITS, USUAL_NAMES
-
-Scan = Callable[[Sequence[str]], Iterator[pa.Table]]
+from galileo.formats.reader import Scan
 
 _NAME_WITH_UNIT = re.compile(r"(.*\S) \(([^()]*)\)|(.*?)\[unit=\"(.*)\"\]")
 """Of ERDDAP, `sst (degree_C)`, and of THREDDS, `sst[unit="K"]`."""

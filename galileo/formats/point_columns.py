@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,12 +12,11 @@ from galileo.arrays import plain_type
 from galileo.errors import InputError, InvalidObservations
 from galileo.formats.columns import find_columns
 from galileo.formats.mapping import Mapping
+from galileo.formats.reader import Scan
 from galileo.geo import geoarrow
 from galileo.geo.points import positions
 from galileo.geo.regions import Floats
 from galileo.model.schema import COORDINATES
-
-Scan = Callable[[Sequence[str]], Iterable[pa.Table]]
 
 
 def with_places(

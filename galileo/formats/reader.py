@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as AbstractMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +24,8 @@ from galileo.model.schema import COORDINATES
 from galileo.model.times import TIME_TYPE
 
 Result = TypeVar("Result")
+Scan: TypeAlias = Callable[[Sequence[str]], Iterable[pa.Table]]
+"""Tables of the columns of some names, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Reader:
     coordinates: Coordinates
     infos: Collection[VariableInfo]
     rows: int | None
-    scan: Callable[[Sequence[str]], Iterable[pa.Table]]
+    scan: Scan
     others: Sequence[str] = ()
     csv: CsvOptions | None = None
     names: tuple[str, ...] = ()

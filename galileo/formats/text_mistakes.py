@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from galileo.errors import InvalidObservations
+from galileo.formats.ndjson import is_json_array
 from galileo.model.schema import FLOATS, Schema
 
 SHOWN_MAX = 80
@@ -23,7 +24,6 @@ body name no row from the first larger one on. Also of the header of a CSV file.
 _CUT_MAX = 8
 """Characters before the end of a text at which a value that is cut off there is wrong."""
 _FEATURES = re.compile(r'"features"\s*:\s*\[')
-_ARRAY = re.compile(r"\s*\[")
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder()
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -69,11 +69,10 @@ def _features(path: Path) -> Iterator[Any]:
 
 
 def _objects(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig") as file:
-        is_array = _ARRAY.match(file.read(ROW_CHARACTERS_MAX))
-    if not is_array:
+    if not is_json_array(path):
         return _lines(path)
-    return _elements(path.read_text(encoding="utf-8-sig"), is_array.end())
+    text = path.read_text(encoding="utf-8-sig")
+    return _elements(text, text.index("[") + 1)
 
 
 def _elements(text: str, start: int) -> Iterator[Any]:
