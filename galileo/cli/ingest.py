@@ -73,8 +73,8 @@ SAMPLED_MAX = 64
 @click.option(
     "--index",
     metavar="NAME,...",
-    help="Features that queries can use (with --create).  [default: those mapped, or those of the "
-    "first 32 that do not make a path of each row]",
+    help="Features that queries can use (with --create).  [default: the mapped features; "
+    "without a mapping the first 32, except features that give each row a path of its own]",
 )
 @click.option(
     "--precision",

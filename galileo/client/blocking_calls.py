@@ -1023,8 +1023,9 @@ class BlockingCalls(BlockingBase):
             csv: as for `ingest`.
             grid: as for `ingest`.
             format: as for `ingest`.
-            index: with `create`, the features that queries can use; by default those that are
-                mapped, or those of the first 32 that do not make a path of each row.
+            index: with `create`, the features that queries can use; by default the mapped
+                features; without a mapping the first 32, except features that give each row a path
+                of its own.
             precision: with `create`, geohash characters of a block; None chooses them by the first
                 rows, and `Receipt.choices` says why.
             bucket: with `create`, the width of a block in time; None chooses it in the same way.

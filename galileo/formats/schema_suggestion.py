@@ -114,8 +114,9 @@ def suggest(
         name: of the dataset.
         precision: geohash characters of a cell; None: the first batch decides.
         bucket: width of a block in time; None: the first batch decides.
-        index: the features that are indexed. None: those of the mapping; without one those of the
-            first `DEFAULT_INDEXED_MAX` that neither are identifiers nor make a path of each row.
+        index: the features that are indexed. None: the mapped features; without a mapping the
+            first `DEFAULT_INDEXED_MAX`, except identifiers and features that give each row a path
+            of its own.
         key: features of the key, which are indexed.
         is_row_needed: whether it is an error if all rows are skipped.
 
